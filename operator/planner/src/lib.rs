@@ -1,0 +1,1 @@
+//! Model facts and devices in, a plan of stages out. Pure.

@@ -1,0 +1,1 @@
+//! The splitmodel command: up, plan, slice, chat, status.

@@ -1,0 +1,1 @@
+//! GGUF headers, family rules, range reads, and slices written as ordinary GGUF files.

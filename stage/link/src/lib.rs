@@ -1,0 +1,1 @@
+//! The link between stages: frames, handshake, TLS, credits and the return path.

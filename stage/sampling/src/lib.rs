@@ -1,0 +1,1 @@
+//! Sampling on the last stage: samplers, penalties, log-probabilities and grammars. No llama.cpp.

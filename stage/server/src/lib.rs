@@ -1,0 +1,1 @@
+//! The stage process: engine, links, scheduler, API and control service wired together.
