@@ -1,1 +1,2 @@
 //! Pure state machines of a chain: the scheduler of stage 0, the worker of every stage, schedules and their shadow.
+pub mod runtime;

@@ -1,1 +1,2 @@
 //! The link between stages: frames, handshake, TLS, credits and the return path.
+pub mod frame;
