@@ -1,0 +1,531 @@
+//! The worker of a stage: applies a frame to the stage's slice, row by row and section by section, and makes the frame
+//! for the next stage or, on the last stage, the predictions. The same code runs on every stage of every chain.
+
+use std::time::Instant;
+
+use splitmodel_link::frame::{
+    Activations, ErrorClass, Frame, Lane, Position, Prediction, Predictions, Report, Row, Section, SessionId,
+    StageStats, Target, prediction_flags, row_flags,
+};
+use splitmodel_sampling::{GenerationConfig, GrammarFactory, SessionSampler};
+use zerocopy::IntoBytes;
+
+use crate::runtime::{Batch, Runtime};
+use crate::schedule::{LoggedLogits, LoggedRow, Op, Sink};
+
+/// Where a stage stands in its chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index from 0.
+    pub stage: u16,
+    /// Stages of the chain.
+    pub stages: u16,
+}
+
+/// What became of a frame.
+#[derive(Debug)]
+pub enum Outcome {
+    /// For the next stage.
+    Forward(Frame),
+    /// From the last stage, for stage 0.
+    Reply(Predictions),
+}
+
+/// What a lane holds.
+struct LaneState {
+    session: SessionId,
+    /// Cells held: the position the next row must have.
+    next: Position,
+    /// First position added by the running frame, to take it back when the computation fails.
+    added: Option<Position>,
+    /// On the last stage, once a config came.
+    sampler: Option<SessionSampler>,
+}
+
+/// One stage's worker over its slice.
+pub struct Worker<R: Runtime> {
+    runtime: R,
+    place: Place,
+    lanes: Vec<Option<LaneState>>,
+    grammars: Option<GrammarFactory>,
+    sink: Option<Box<dyn Sink>>,
+    batch: Scratch,
+    spare: Vec<f32>,
+}
+
+/// Buffers of one batch, kept between frames.
+#[derive(Default)]
+struct Scratch {
+    /// Index in the frame of each computed row.
+    index: Vec<usize>,
+    lanes: Vec<Lane>,
+    positions: Vec<Position>,
+    want: Vec<bool>,
+    tokens: Vec<i32>,
+    input: Vec<f32>,
+}
+
+impl Scratch {
+    fn clear(&mut self) {
+        self.index.clear();
+        self.lanes.clear();
+        self.positions.clear();
+        self.want.clear();
+        self.tokens.clear();
+        self.input.clear();
+    }
+}
+
+impl<R: Runtime> Worker<R> {
+    /// A worker with `lanes` lanes, all free. `grammars` is needed on the last stage only; without it a session that asks
+    /// for a grammar is refused.
+    pub fn new(runtime: R, place: Place, lanes: usize, grammars: Option<GrammarFactory>) -> Self {
+        let lanes = std::iter::repeat_with(|| None).take(lanes).collect();
+        Self { runtime, place, lanes, grammars, sink: None, batch: Scratch::default(), spare: Vec::new() }
+    }
+
+    /// Logs every operation from here on.
+    pub fn set_sink(&mut self, sink: Option<Box<dyn Sink>>) {
+        self.sink = sink;
+    }
+
+    /// The slice.
+    pub fn runtime(&self) -> &R {
+        &self.runtime
+    }
+
+    /// Lanes in use.
+    #[must_use]
+    pub fn lanes_in_use(&self) -> usize {
+        self.lanes.iter().flatten().count()
+    }
+
+    /// Cells of each lane in use: (lane, session, cells).
+    pub fn lanes(&self) -> impl Iterator<Item = (Lane, SessionId, Position)> + '_ {
+        self.lanes.iter().zip(0..).filter_map(|(l, i)| l.as_ref().map(|l| (i, l.session, l.next)))
+    }
+
+    /// Frees every lane; when the upstream is gone, nobody else will.
+    pub fn reset(&mut self) {
+        self.runtime.clear();
+        self.lanes.fill_with(|| None);
+        self.log(|| Op::Clear);
+    }
+
+    /// Runs one frame. `wait_us` is the time it waited in the engine's queue, for the statistics.
+    pub fn step(&mut self, mut frame: Frame, wait_us: u32) -> Outcome {
+        let start = Instant::now();
+        let mut reports = Vec::new();
+        for section in &frame.sections {
+            self.apply(section, &mut reports);
+        }
+        self.batch.clear();
+        for i in 0..frame.rows.len() {
+            self.admit(&mut frame.rows, i, &mut reports);
+        }
+        if self.sink.is_some() && self.batch.index.len() != frame.rows.len() {
+            let (seq, sessions) = (frame.seq, dropped_sessions(&frame));
+            self.log(|| Op::Dropped { seq, sessions });
+        }
+        self.compute(&mut frame, &mut reports);
+        let compute_us = micros(start);
+        let stats = StageStats {
+            version: 1,
+            stage: self.place.stage,
+            rows: u32::try_from(self.batch.index.len()).unwrap_or(u32::MAX),
+            wait_us,
+            compute_us,
+            encode_us: 0,
+            lanes: u32::try_from(self.lanes_in_use()).unwrap_or(u32::MAX),
+        };
+        let outcome = if self.runtime.is_last() {
+            let records = self.predict(&frame, &mut reports);
+            let keep = |s: &Section| {
+                matches!(s, Section::Probe(_) | Section::Stats(_) | Section::Report(_) | Section::Trace { .. })
+            };
+            frame.sections.retain(keep);
+            self.spare = std::mem::take(&mut frame.activations.data);
+            Outcome::Reply(Predictions { seq: frame.seq, sections: frame.sections, records })
+        } else {
+            self.collect(&mut frame);
+            Outcome::Forward(frame)
+        };
+        let total = micros(start);
+        let stats = if self.runtime.is_last() {
+            StageStats { compute_us: total, ..stats }
+        } else {
+            StageStats { encode_us: total.saturating_sub(compute_us), ..stats }
+        };
+        self.finish(outcome, stats, reports)
+    }
+
+    fn finish(&mut self, mut outcome: Outcome, stats: StageStats, reports: Vec<Report>) -> Outcome {
+        let sections = match &mut outcome {
+            Outcome::Forward(f) => &mut f.sections,
+            Outcome::Reply(p) => &mut p.sections,
+        };
+        sections.push(Section::Stats(stats));
+        sections.extend(reports.into_iter().map(Section::Report));
+        outcome
+    }
+
+    fn apply(&mut self, section: &Section, reports: &mut Vec<Report>) {
+        match section {
+            Section::Reset => self.reset(),
+            Section::Stop(target) => {
+                if self.holds(target.lane, target.session) {
+                    self.free(target.lane);
+                }
+            }
+            Section::Trim { target, position } => {
+                if self.holds(target.lane, target.session) {
+                    self.trim(target.lane, *position);
+                }
+            }
+            Section::Config { target, json } => self.configure(*target, json, reports),
+            Section::Probe(_)
+            | Section::Stats(_)
+            | Section::Report(_)
+            | Section::Trace { .. }
+            | Section::Unknown { .. } => {}
+        }
+    }
+
+    fn slot(&self, lane: Lane) -> Option<&LaneState> {
+        self.lanes.get(usize::from(lane)).and_then(Option::as_ref)
+    }
+
+    fn holds(&self, lane: Lane, session: SessionId) -> bool {
+        self.slot(lane).is_some_and(|l| l.session == session)
+    }
+
+    fn free(&mut self, lane: Lane) {
+        if let Some(slot @ Some(_)) = self.lanes.get_mut(usize::from(lane)) {
+            *slot = None;
+            self.remove(lane, -1);
+        }
+    }
+
+    /// Removes cells from `from` on; whole lanes always go.
+    fn remove(&mut self, lane: Lane, from: Position) -> bool {
+        let done = self.runtime.seq_rm(lane, from, -1);
+        if done {
+            self.log(|| Op::SeqRm { lane, from, to: -1 });
+        }
+        done
+    }
+
+    /// Takes the lane for a session, from whomever holds it.
+    fn take(&mut self, lane: Lane, session: SessionId) {
+        self.free(lane);
+        if let Some(slot) = self.lanes.get_mut(usize::from(lane)) {
+            *slot = Some(LaneState { session, next: 0, added: None, sampler: None });
+        }
+    }
+
+    /// Brings a lane back to `position` cells, or to none where the cache cannot remove a part.
+    fn trim(&mut self, lane: Lane, position: Position) {
+        let Some(next) = self.slot(lane).map(|l| l.next) else { return };
+        let position = position.max(0);
+        if position >= next {
+            return;
+        }
+        let kept = if self.remove(lane, position) {
+            position
+        } else {
+            self.remove(lane, -1);
+            0
+        };
+        if let Some(Some(state)) = self.lanes.get_mut(usize::from(lane)) {
+            state.next = kept;
+            if state.sampler.as_mut().is_some_and(|s| s.truncate(kept).is_err()) {
+                state.sampler = None; // its rows will say so, and stage 0 sends a config again
+            }
+        }
+    }
+
+    fn configure(&mut self, target: Target, json: &[u8], reports: &mut Vec<Report>) {
+        if usize::from(target.lane) >= self.lanes.len() {
+            return; // its rows are reported
+        }
+        if !self.holds(target.lane, target.session) {
+            self.take(target.lane, target.session);
+        }
+        if !self.runtime.is_last() {
+            return;
+        }
+        let parsed = serde_json::from_slice::<GenerationConfig>(json).map_err(|e| e.to_string());
+        let made = parsed.and_then(|c| SessionSampler::new(c, self.grammars.as_ref()).map_err(|e| e.to_string()));
+        if let Some(sink) = &mut self.sink {
+            let config = serde_json::from_slice(json).unwrap_or_default();
+            sink.record(Op::Config { session: target.session, lane: target.lane, config });
+        }
+        let sampler = match made {
+            Ok(sampler) => Some(sampler),
+            Err(e) => {
+                let message = format!("the generation config is refused: {e}");
+                reports.push(self.report(ErrorClass::InvalidRequest, None, target.session, message));
+                None
+            }
+        };
+        if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
+            state.sampler = sampler;
+        }
+    }
+
+    /// Decides whether row `i` can be computed, makes room for it and puts it into the batch, or drops it.
+    fn admit(&mut self, rows: &mut [Row], i: usize, reports: &mut Vec<Report>) {
+        let row = rows[i];
+        if row.has(row_flags::DROPPED) {
+            return;
+        }
+        let problem = self.prepare(&row);
+        let Some(Some(state)) = self.lanes.get_mut(usize::from(row.lane)).filter(|_| problem.is_none()) else {
+            rows[i].flags |= row_flags::DROPPED;
+            let message = problem.unwrap_or_else(|| format!("lane {} does not exist", row.lane));
+            reports.push(self.report(ErrorClass::Backend, u32::try_from(i).ok(), row.session, message));
+            return;
+        };
+        state.added.get_or_insert(row.position);
+        state.next = row.position + 1;
+        self.batch.index.push(i);
+        self.batch.lanes.push(row.lane);
+        self.batch.positions.push(row.position);
+        self.batch.want.push(row.has(row_flags::WANT));
+        self.batch.tokens.push(row.token);
+    }
+
+    /// Aligns the lane with an authoritative position; says why that is impossible.
+    fn prepare(&mut self, row: &Row) -> Option<String> {
+        if usize::from(row.lane) >= self.lanes.len() {
+            return Some(format!("lane {} does not exist, the stage has {}", row.lane, self.lanes.len()));
+        }
+        if !self.holds(row.lane, row.session) {
+            if row.position != 0 {
+                return Some(format!("the lane was lost: position {} of a session it does not hold", row.position));
+            }
+            self.take(row.lane, row.session);
+        }
+        let (next, added) = self.slot(row.lane).map(|l| (l.next, l.added.is_some()))?;
+        if row.position < next {
+            if added {
+                return Some(format!("position {} comes after {} in one frame", row.position, next - 1));
+            }
+            self.trim(row.lane, row.position);
+        }
+        let next = self.slot(row.lane).map_or(0, |l| l.next);
+        (row.position != next).then(|| format!("position {} on top of {next} cells: a gap", row.position))
+    }
+
+    fn compute(&mut self, frame: &mut Frame, reports: &mut Vec<Report>) {
+        if self.batch.index.is_empty() {
+            return;
+        }
+        let result = self.gather(frame).and_then(|()| {
+            let all = self.place.stage != 0 && self.batch.index.len() == frame.rows.len();
+            self.runtime.decode(Batch {
+                lanes: &self.batch.lanes,
+                positions: &self.batch.positions,
+                want: &self.batch.want,
+                input: if all { &frame.activations.data } else { &self.batch.input },
+            })
+        });
+        match result {
+            Ok(()) => {
+                if self.sink.is_some() && !self.runtime.is_last() {
+                    let op = self.decode_op(frame, Vec::new());
+                    self.log(|| op);
+                }
+            }
+            Err(error) => self.undo(frame, &error.to_string(), reports),
+        }
+        for lane in &self.batch.lanes {
+            if let Some(Some(state)) = self.lanes.get_mut(usize::from(*lane)) {
+                state.added = None;
+            }
+        }
+    }
+
+    /// Brings together the input rows of the batch: embeddings on stage 0, else the frame's activations.
+    fn gather(&mut self, frame: &Frame) -> Result<(), crate::runtime::RuntimeError> {
+        if self.place.stage == 0 {
+            return self.runtime.embed(&self.batch.tokens, &mut self.batch.input);
+        }
+        let width = self.runtime.width();
+        let want = frame.rows.len() * width;
+        if frame.activations.data.len() != want {
+            let got = frame.activations.data.len();
+            return Err(crate::runtime::RuntimeError::Shape { what: "activations of the frame", want, got });
+        }
+        if self.batch.index.len() != frame.rows.len() {
+            for &i in &self.batch.index {
+                self.batch.input.extend_from_slice(&frame.activations.data[i * width..(i + 1) * width]);
+            }
+        }
+        Ok(())
+    }
+
+    /// A failed computation: what was added goes, the rows are dropped, the other lanes stay as they are.
+    fn undo(&mut self, frame: &mut Frame, error: &str, reports: &mut Vec<Report>) {
+        for at in 0..self.batch.index.len() {
+            let (i, lane) = (self.batch.index[at], self.batch.lanes[at]);
+            frame.rows[i].flags |= row_flags::DROPPED;
+            let Some(from) = self.slot(lane).and_then(|l| l.added) else { continue };
+            // `next` counts rows that are not there; the cells in doubt go either way.
+            self.trim(lane, from);
+            if let Some(Some(state)) = self.lanes.get_mut(usize::from(lane)) {
+                state.added = None;
+            }
+            let session = frame.rows[i].session;
+            reports.push(self.report(ErrorClass::Backend, u32::try_from(i).ok(), session, error.to_owned()));
+        }
+        let (seq, sessions) = (frame.seq, dropped_sessions(frame));
+        self.log(|| Op::Dropped { seq, sessions });
+        self.batch.clear();
+    }
+
+    /// Puts the activations of the computed rows into the frame; dropped rows get zeros.
+    fn collect(&mut self, frame: &mut Frame) {
+        let width = self.runtime.width();
+        let mut data = if frame.activations.data.capacity() == 0 {
+            std::mem::take(&mut self.spare)
+        } else {
+            std::mem::take(&mut frame.activations.data)
+        };
+        data.clear();
+        if !self.batch.index.is_empty() {
+            let computed = self.runtime.activations();
+            if self.batch.index.len() == frame.rows.len() {
+                data.extend_from_slice(computed);
+            } else {
+                data.resize(frame.rows.len() * width, 0.0);
+                for (at, &i) in self.batch.index.iter().enumerate() {
+                    data[i * width..(i + 1) * width].copy_from_slice(&computed[at * width..(at + 1) * width]);
+                }
+            }
+        } else {
+            data.resize(frame.rows.len() * width, 0.0);
+        }
+        frame.activations = Activations { width: u32::try_from(width).unwrap_or(u32::MAX), data };
+    }
+
+    /// Samples the wanted rows of the last computation, in row order.
+    fn predict(&mut self, frame: &Frame, reports: &mut Vec<Report>) -> Vec<Prediction> {
+        let mut records = Vec::with_capacity(frame.rows.iter().filter(|r| r.has(row_flags::WANT)).count());
+        let mut logged = Vec::new();
+        let mut at = 0;
+        for (i, row) in frame.rows.iter().enumerate() {
+            let computed = self.batch.index.get(at) == Some(&i);
+            let mut prediction = dropped(row);
+            if computed {
+                match self.predict_row(row, at) {
+                    Ok(Some(p)) => prediction = p,
+                    Ok(None) => {}
+                    Err(message) => {
+                        let record = u32::try_from(i).ok();
+                        reports.push(self.report(ErrorClass::Backend, record, row.session, message));
+                    }
+                }
+                if row.has(row_flags::WANT) && self.sink.is_some() {
+                    logged.extend(self.log_logits(at, prediction.token));
+                }
+                at += 1;
+            }
+            if row.has(row_flags::WANT) {
+                records.push(prediction);
+            }
+        }
+        if self.sink.is_some() && !self.batch.index.is_empty() {
+            let op = self.decode_op(frame, logged);
+            self.log(|| op);
+        }
+        records
+    }
+
+    fn predict_row(&mut self, row: &Row, at: usize) -> Result<Option<Prediction>, String> {
+        let want = row.has(row_flags::WANT);
+        let state = self.lanes.get_mut(usize::from(row.lane)).and_then(Option::as_mut);
+        let Some(sampler) = state.and_then(|s| s.sampler.as_mut()) else {
+            return if want { Err("no generation config came before the row".to_owned()) } else { Ok(None) };
+        };
+        sampler.commit(row.position, row.token).map_err(|e| e.to_string())?;
+        if !want {
+            return Ok(None);
+        }
+        let logits = self.runtime.logits(at).map_err(|e| e.to_string())?;
+        let s = sampler.sample(row.position, logits, row.has(row_flags::LOGPROBS)).map_err(|e| e.to_string())?;
+        Ok(Some(Prediction {
+            token: s.token,
+            logprob: s.logprob,
+            entropy: s.entropy,
+            margin: s.margin,
+            flags: if s.grammar_end { prediction_flags::GRAMMAR_END } else { 0 },
+            top: s.top,
+            ..dropped(row)
+        }))
+    }
+
+    fn log_logits(&self, at: usize, token: i32) -> Option<LoggedLogits> {
+        let logits = self.runtime.logits(at).ok()?;
+        let full = self.sink.as_ref().is_some_and(|s| s.full_logits());
+        Some(LoggedLogits {
+            row: at,
+            digest: digest(logits),
+            nan: logits.iter().any(|l| l.is_nan()),
+            token,
+            logits: full.then(|| logits.to_vec()),
+        })
+    }
+
+    fn decode_op(&self, frame: &Frame, logits: Vec<LoggedLogits>) -> Op {
+        let row = |&i: &usize| {
+            let r = &frame.rows[i];
+            LoggedRow(r.session, r.epoch, r.lane, r.position, r.token, r.has(row_flags::WANT))
+        };
+        Op::Decode { seq: frame.seq, rows: self.batch.index.iter().map(row).collect(), logits }
+    }
+
+    fn log(&mut self, op: impl FnOnce() -> Op) {
+        if let Some(sink) = &mut self.sink {
+            sink.record(op());
+        }
+    }
+
+    fn report(&self, class: ErrorClass, record: Option<u32>, session: SessionId, message: String) -> Report {
+        Report { stage: self.place.stage, class, record, session, message }
+    }
+}
+
+/// Digest of logits as schedules record it: hex BLAKE3 of the little-endian bytes.
+#[must_use]
+pub fn digest(logits: &[f32]) -> String {
+    blake3::hash(logits.as_bytes()).to_hex().to_string()
+}
+
+fn dropped_sessions(frame: &Frame) -> Vec<SessionId> {
+    let mut sessions: Vec<_> = frame.rows.iter().filter(|r| r.has(row_flags::DROPPED)).map(|r| r.session).collect();
+    sessions.sort_unstable();
+    sessions.dedup();
+    sessions
+}
+
+fn dropped(row: &Row) -> Prediction {
+    Prediction {
+        session: row.session,
+        epoch: row.epoch,
+        ordinal: row.ordinal,
+        position: row.position,
+        token: -1,
+        logprob: f32::NAN,
+        entropy: f32::NAN,
+        margin: f32::NAN,
+        mu: f32::NAN,
+        draws: 0,
+        flags: prediction_flags::DROPPED,
+        top: Vec::new(),
+    }
+}
+
+fn micros(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,210 @@
+//! Scheduler and workers together: any interleaving gives each session the text of an undisturbed run.
+
+#![cfg(test)]
+
+mod sim;
+
+use proptest::prelude::*;
+use sim::{Chain, alone, greedy, limits, request};
+use splitmodel_chain::scheduler::{AdmissionError, Finish};
+use splitmodel_chain::shadow;
+use splitmodel_link::frame::Token;
+use splitmodel_sampling::GenerationConfig;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Submit { prompt: Vec<Token>, max: usize, sampled: bool },
+    Cancel(usize),
+    Move(usize, usize),
+    Cut,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => (prop::collection::vec(0..40i32, 1..60), 1..20usize, any::<bool>())
+            .prop_map(|(prompt, max, sampled)| Act::Submit { prompt, max, sampled }),
+        1 => (0..16usize).prop_map(Act::Cancel),
+        30 => (0..8usize, 1..6usize).prop_map(|(w, n)| Act::Move(w, n)),
+        1 => Just(Act::Cut),
+    ]
+}
+
+fn sampled(seed: u64) -> GenerationConfig {
+    GenerationConfig {
+        seed,
+        temperature: 0.9,
+        presence_penalty: 0.5,
+        repeat_penalty: 1.1,
+        ..GenerationConfig::default()
+    }
+}
+
+fn run(stages: u16, lanes: u16, chunk: usize, acts: &[Act]) {
+    let mut chain = Chain::new(stages, limits(lanes, usize::from(stages), chunk));
+    let mut sent = Vec::new();
+    let mut cancelled = std::collections::HashSet::new();
+    for act in acts {
+        match act {
+            Act::Submit { prompt, max, sampled: s } => {
+                let config = if *s { sampled(sent.len() as u64) } else { greedy() };
+                let r = request(prompt.clone(), *max, &config);
+                sent.push((chain.submit(r.clone()), r));
+            }
+            Act::Cancel(i) => {
+                if let Some((id, _)) = sent.get(*i) {
+                    chain.scheduler.cancel(*id);
+                    cancelled.insert(*id);
+                }
+            }
+            Act::Move(which, times) => {
+                let which = which % chain.places();
+                for _ in 0..*times {
+                    chain.advance(which);
+                }
+            }
+            Act::Cut => {
+                chain.cut();
+                chain.form();
+            }
+        }
+    }
+    chain.settle();
+    let counts = chain.scheduler.counts();
+    assert_eq!((counts.running, counts.queued, counts.in_flight), (0, 0, 0));
+    for (id, r) in &sent {
+        if cancelled.contains(id) {
+            continue;
+        }
+        assert!(chain.ended[id].is_ok(), "{:?}", chain.ended[id]);
+        assert_eq!(chain.texts[id], alone(stages, r), "session {id}");
+    }
+    for worker in &chain.workers {
+        assert_eq!(worker.lanes_in_use(), 0, "a lane leaked");
+        assert_eq!(worker.runtime().held(), 0, "cells leaked");
+    }
+    for ops in &chain.ops {
+        shadow::check(&ops.lock().unwrap(), None).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #[test]
+    fn any_interleaving_gives_the_undisturbed_text(
+        stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, acts in prop::collection::vec(act(), 1..120),
+    ) {
+        run(stages, lanes, chunk, &acts);
+    }
+}
+
+#[test]
+fn a_failed_computation_costs_time_and_not_text() {
+    for (stage, recurrent) in [(0, false), (1, false), (2, false), (2, true), (0, true)] {
+        let mut chain = Chain::new(3, limits(3, 3, 8));
+        chain.settle();
+        let mut workers = std::mem::take(&mut chain.workers);
+        workers[stage] = {
+            let mut slice = sim::Arithmetic::new(stage as u64, stage == 2);
+            slice.fail_every = Some(13);
+            slice.recurrent = recurrent;
+            let place = splitmodel_chain::worker::Place { stage: stage as u16, stages: 3 };
+            splitmodel_chain::worker::Worker::new(slice, place, 4, None)
+        };
+        chain.workers = workers;
+        let requests: Vec<_> = (0..3).map(|i| request((i..i + 20).collect(), 6, &greedy())).collect();
+        let ids: Vec<_> = requests.iter().map(|r| chain.submit(r.clone())).collect();
+        chain.settle();
+        for (id, r) in ids.iter().zip(&requests) {
+            assert!(chain.ended[id].is_ok(), "stage {stage}: {:?}", chain.ended[id]);
+            assert_eq!(chain.texts[id], alone(3, r), "stage {stage}");
+        }
+        assert!(chain.workers.iter().all(|w| w.lanes_in_use() == 0 && w.runtime().held() == 0));
+    }
+}
+
+#[test]
+fn a_session_that_fails_for_ever_ends_with_the_reason_and_harms_nobody() {
+    let mut chain = Chain::new(2, limits(2, 2, 8));
+    chain.settle();
+    let mut bad = request(vec![1, 2, 3], 4, &greedy());
+    bad.config = br#"{"no_such_field": 1}"#.to_vec();
+    let bad = chain.submit(bad);
+    let good = request(vec![4, 5], 8, &greedy());
+    let id = chain.submit(good.clone());
+    chain.settle();
+    let reason = chain.ended[&bad].clone().unwrap_err();
+    assert!(reason.contains("no_such_field") && reason.contains("stage 1"), "{reason}");
+    assert_eq!(chain.texts[&id], alone(2, &good));
+}
+
+#[test]
+fn frames_in_flight_are_bounded_and_spread_over_the_stages() {
+    let mut chain = Chain::new(3, limits(6, 3, 8));
+    chain.settle();
+    for i in 0..6 {
+        chain.submit(request(vec![i, i + 1], 10, &greedy()));
+    }
+    let mut most = 0;
+    while (0..chain.places()).fold(false, |moved, w| {
+        let moved = chain.advance(w) || moved;
+        while w == 0 && chain.advance(0) {}
+        most = most.max(chain.scheduler.counts().in_flight);
+        moved
+    }) {}
+    assert_eq!(most, 3);
+    let ops = chain.ops[0].lock().unwrap();
+    let widest = ops.iter().filter_map(|op| match op {
+        splitmodel_chain::schedule::Op::Decode { rows, .. } if rows.iter().all(|r| r.3 > 2) => Some(rows.len()),
+        _ => None,
+    });
+    assert_eq!(widest.max(), Some(2), "six answers over three frames in flight are two rows a frame");
+}
+
+#[test]
+fn a_long_prompt_leaves_running_answers_their_turn() {
+    let mut chain = Chain::new(2, limits(2, 2, 8));
+    chain.settle();
+    let short =
+        chain.submit(request(vec![3], 60, &GenerationConfig { logit_bias: vec![(sim::EOG, -100.0)], ..greedy() }));
+    for _ in 0..20 {
+        (0..chain.places()).for_each(|w| {
+            chain.advance(w);
+        });
+    }
+    let before = chain.texts[&short].len();
+    assert!(before > 2);
+    let long = chain.submit(request((0..80).map(|i| i % 40).collect(), 1, &greedy()));
+    while chain.texts[&long].is_empty() {
+        (0..chain.places()).for_each(|w| {
+            chain.advance(w);
+        });
+    }
+    let frames = chain.ops[0].lock().unwrap();
+    let mixed: Vec<_> = frames
+        .iter()
+        .filter_map(|op| match op {
+            splitmodel_chain::schedule::Op::Decode { rows, .. } => {
+                Some((rows.iter().filter(|r| r.0 == long).count(), rows.iter().filter(|r| r.0 == short).count()))
+            }
+            _ => None,
+        })
+        .filter(|(l, _)| *l > 0)
+        .collect();
+    assert!(mixed.iter().all(|(l, _)| *l <= 4), "{mixed:?}: one chunk of 8 over two frames in flight");
+    assert!(chain.texts[&short].len() >= before + mixed.len() / 3, "the answer stood still");
+}
+
+#[test]
+fn admission_says_why() {
+    let mut chain = Chain::new(1, limits(1, 1, 8));
+    chain.settle();
+    let scheduler = &mut chain.scheduler;
+    assert_eq!(scheduler.submit(request(vec![], 1, &greedy())), Err(AdmissionError::EmptyPrompt));
+    let long = request(vec![1; 96], 1, &greedy());
+    assert_eq!(scheduler.submit(long), Err(AdmissionError::TooLong { prompt: 96, context: 96 }));
+    let full =
+        chain.submit(request(vec![1; 90], 50, &GenerationConfig { logit_bias: vec![(sim::EOG, -100.0)], ..greedy() }));
+    chain.settle();
+    assert_eq!(chain.ended[&full], Ok(Finish::Length));
+    assert_eq!(chain.texts[&full].len(), 6, "prompt and answer fill the context exactly");
+}
