@@ -51,7 +51,8 @@ pub struct GenerationConfig {
     pub top_logprobs: u8,
     /// Restricts generated tokens.
     pub grammar: Option<GrammarSpec>,
-    /// Tokens that end a generation; a grammar that is complete ends with the likeliest of them.
+    /// Tokens that end a generation besides those of the [`crate::GrammarFactory`]; a complete grammar ends with the
+    /// likeliest of all.
     pub eog: Vec<Token>,
     /// Tokens at positions 0.. before the first row sent (after a cache hit or a restart); −1 for media.
     pub history: Vec<Token>,

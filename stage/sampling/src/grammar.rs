@@ -137,8 +137,8 @@ fn first_lines(reason: &str) -> String {
 
 /// What a grammar allows next.
 pub(crate) enum Allowed {
-    /// These tokens.
-    Tokens(SimpleVob),
+    /// The tokens of text in `mask`, and where `end`, end tokens.
+    Tokens { mask: SimpleVob, end: bool },
     /// The text is complete: an end token only.
     End,
 }
@@ -155,6 +155,8 @@ pub(crate) enum GrammarStop {
 pub(crate) struct GrammarState {
     factory: GrammarFactory,
     spec: GrammarSpec,
+    /// All end tokens, the factory's and the session's own.
+    ends: Vec<Token>,
     matcher: Matcher,
     /// Tokens the matcher took; the following ones came after its end or its refusal.
     fed: usize,
@@ -166,10 +168,11 @@ pub(crate) struct GrammarState {
 }
 
 impl GrammarState {
-    pub(crate) fn new(factory: &GrammarFactory, spec: &GrammarSpec) -> Result<Self, SamplingError> {
+    pub(crate) fn new(factory: &GrammarFactory, spec: &GrammarSpec, ends: &[Token]) -> Result<Self, SamplingError> {
         Ok(Self {
             factory: factory.clone(),
             spec: spec.clone(),
+            ends: ends.to_vec(),
             matcher: factory.matcher(spec)?,
             fed: 0,
             total: 0,
@@ -185,7 +188,7 @@ impl GrammarState {
         if self.off.is_some() || self.failed.is_some() {
             return;
         }
-        let is_end = self.factory.eog().contains(&token);
+        let is_end = self.ends.contains(&token);
         if self.matcher.is_stopped() {
             // Nothing but further end tokens can follow the end.
             if !is_end {
@@ -193,7 +196,9 @@ impl GrammarState {
             }
             return;
         }
-        let Ok(id) = u32::try_from(token) else {
+        // The matcher knows the factory's end tokens; one stands for all.
+        let known = if is_end { self.factory.0.eog[0] } else { token };
+        let Ok(id) = u32::try_from(known) else {
             self.off = Some(index);
             return;
         };
@@ -209,7 +214,7 @@ impl GrammarState {
         if kept >= self.total {
             return Ok(());
         }
-        let dropped_end = generated.iter().take(self.fed).skip(kept).any(|t| self.factory.eog().contains(t));
+        let dropped_end = generated.iter().take(self.fed).skip(kept).any(|t| self.ends.contains(t));
         self.total = kept;
         self.off = self.off.filter(|i| *i < kept);
         if self.failed.is_none() && self.fed <= kept {
@@ -220,7 +225,7 @@ impl GrammarState {
             self.fed = kept;
             return Ok(());
         }
-        let mut fresh = Self::new(&self.factory, &self.spec)?;
+        let mut fresh = Self::new(&self.factory, &self.spec, &self.ends)?;
         generated.iter().take(kept).for_each(|t| fresh.commit(*t));
         *self = fresh;
         Ok(())
@@ -237,7 +242,14 @@ impl GrammarState {
             return Ok(Allowed::End);
         }
         match self.matcher.compute_mask() {
-            Ok(mask) => Ok(Allowed::Tokens(mask)),
+            Ok(mut mask) => {
+                let end = mask.is_allowed(self.factory.0.eog[0] as u32);
+                let len = mask.len();
+                for token in self.ends.iter().filter(|t| (**t as usize) < len) {
+                    mask.disallow_token(*token as u32);
+                }
+                Ok(Allowed::Tokens { mask, end })
+            }
             Err(e) => {
                 let reason = first_lines(&e.to_string());
                 self.failed = Some(reason.clone());

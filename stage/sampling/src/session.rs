@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use toktrie::SimpleVob;
+
 use crate::{
     GenerationConfig, GrammarFactory, Position, SamplingError, Token,
     draw::uniform,
@@ -60,16 +62,15 @@ impl SessionSampler {
     /// A bad field, a grammar that cannot be enforced, or a grammar without `grammars`.
     pub fn new(mut config: GenerationConfig, grammars: Option<&GrammarFactory>) -> Result<Self, SamplingError> {
         config.validate()?;
+        let mut eog = std::mem::take(&mut config.eog);
+        eog.extend(grammars.iter().flat_map(|g| g.eog()));
+        eog.sort_unstable();
+        eog.dedup();
         let grammar = match (&config.grammar, grammars) {
             (None, _) => None,
             (Some(_), None) => return Err(SamplingError::NoGrammarFactory),
-            (Some(spec), Some(factory)) => Some(GrammarState::new(factory, spec)?),
+            (Some(spec), Some(factory)) => Some(GrammarState::new(factory, spec, &eog)?),
         };
-        let mut eog = std::mem::take(&mut config.eog);
-        if let Some(factory) = grammars.filter(|_| eog.is_empty()) {
-            eog = factory.eog().to_vec();
-        }
-        eog.sort_unstable();
         let history = std::mem::take(&mut config.history);
         let mut sampler = Self {
             rows: Vec::with_capacity(history.len()),
@@ -210,18 +211,7 @@ impl SessionSampler {
         let altered = penalised || allowed.is_some();
         match allowed {
             Some(Allowed::End) => sample.grammar_end = true,
-            Some(Allowed::Tokens(mask)) => {
-                let mut any_text = false;
-                for (id, value) in self.work.iter_mut().enumerate() {
-                    let is_end = self.eog.binary_search(&(id as Token)).is_ok();
-                    let ok = id < mask.len() && mask.get(id);
-                    any_text |= ok && !is_end;
-                    if !ok {
-                        *value = f32::NEG_INFINITY;
-                    }
-                }
-                sample.grammar_end = !any_text;
-            }
+            Some(Allowed::Tokens { mask, end }) => sample.grammar_end = !self.apply_mask(&mask, end),
             None => {}
         }
         sample.token = if sample.grammar_end {
@@ -307,6 +297,26 @@ impl SessionSampler {
                 }
             }
         }
+    }
+
+    /// Leaves what a grammar allows; `mask` holds text, `end` says whether it may end here. Returns whether text is allowed.
+    fn apply_mask(&mut self, mask: &SimpleVob, end: bool) -> bool {
+        let work = &mut self.work;
+        let ends: Vec<Option<f32>> = self.eog.iter().map(|t| work.get(*t as usize).copied()).collect();
+        mask.iter_unset_entries(|id| {
+            if let Some(value) = work.get_mut(id) {
+                *value = f32::NEG_INFINITY;
+            }
+        });
+        work.iter_mut().skip(mask.len()).for_each(|v| *v = f32::NEG_INFINITY);
+        if end {
+            for (token, value) in self.eog.iter().zip(ends) {
+                if let (Some(slot), Some(value)) = (work.get_mut(*token as usize), value) {
+                    *slot = value;
+                }
+            }
+        }
+        !mask.is_zero()
     }
 
     fn is_generated(&self, position: Position) -> bool {
