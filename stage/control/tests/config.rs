@@ -1,4 +1,5 @@
 //! The configuration file: defaults, round trips, refusals.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 use proptest::prelude::*;
 use splitmodel_control::config::{
     Activations, ApiConfig, CacheType, ConfigError, FlashAttention, LogFormat, Secret, SplitMode, StageConfig,

@@ -1,4 +1,5 @@
 //! The control service over loopback, with a stage that only remembers what it was told.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

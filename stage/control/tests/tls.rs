@@ -1,4 +1,5 @@
 //! The control service under mutual TLS: right certificates pass, everything else does not.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
