@@ -15,6 +15,8 @@ mod model;
 mod reader;
 pub mod slice;
 pub mod source;
+#[cfg(feature = "tiny")]
+pub mod tiny;
 pub mod types;
 pub mod value;
 
