@@ -4,6 +4,9 @@
 
 mod backend;
 mod error;
+mod template;
+mod text;
+mod types;
 
 pub use backend::{
     Backend, EndReason, GenEvent, GenSender, GenerateRequest, Generation, ModelCard, Readiness, SpecialToken,
