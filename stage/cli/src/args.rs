@@ -1,0 +1,155 @@
+//! The command line: every flag with its meaning and default.
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Serve one model too big for one machine's GPU as a chain of stages.
+#[derive(Debug, Parser)]
+#[command(name = "splitmodel", version, max_term_width = 110, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a whole chain on this machine, one process per stage, until Ctrl-C.
+    Up(UpArgs),
+    /// Show which layers, bytes and memory each stage would get. Starts nothing.
+    Plan(PlanArgs),
+    /// Write slices of a GGUF file as GGUF files.
+    Slice(SliceArgs),
+    /// Chat with a running model. Reads one message per line when the input is no terminal.
+    Chat(ChatArgs),
+    /// Show the stages of running chains.
+    Status(StatusArgs),
+}
+
+/// Shape of the stages' log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormatArg {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// `splitmodel up`.
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// The SplitModel manifest (YAML), the same as for a cluster.
+    pub file: PathBuf,
+    /// Port of the API.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Address of the API. Anything but a loopback address opens it to the network.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Number of stages, instead of what the manifest says.
+    #[arg(long, value_name = "N")]
+    pub stages: Option<u32>,
+    /// Threads of each stage [default: cores ÷ stages, at least 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Directory of slices, logs and the list of running chains [default: $XDG_STATE_HOME/splitmodel or
+    /// ~/.local/state/splitmodel].
+    #[arg(long, value_name = "DIR", env = "SPLITMODEL_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Format of the stages' logs.
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormatArg,
+    /// Level of the stages' logs: error, warn, info, debug, trace, or a filter such as `info,splitmodel_link=debug`.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// The stage program [default: splitmodel-stage beside this program, else in PATH].
+    #[arg(long, value_name = "PATH", env = "SPLITMODEL_STAGE")]
+    pub stage_binary: Option<PathBuf>,
+    /// Write what each stage computed into this directory, one file per stage, for replay.
+    #[arg(long, value_name = "DIR")]
+    pub schedule_log: Option<PathBuf>,
+    /// A ggml-RPC server (host:port) that the stages may use as a device. May be given several times.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub rpc: Vec<String>,
+    /// Failures in a row, without serving in between, after which a stage is given up.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub restart_limit: u32,
+    /// Seconds that running requests get to finish after Ctrl-C; a second Ctrl-C ends at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub grace: u32,
+}
+
+/// `splitmodel plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The SplitModel manifest (YAML).
+    pub file: PathBuf,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Number of stages, instead of what the manifest says.
+    #[arg(long, value_name = "N")]
+    pub stages: Option<u32>,
+    /// A device and its memory, such as `gpu0=24Gi`; one stage each, in order. May be given several times.
+    #[arg(long, value_name = "NAME=MEMORY")]
+    pub device: Vec<String>,
+}
+
+/// `splitmodel slice`.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).args(["layers", "stages"])))]
+pub struct SliceArgs {
+    /// The GGUF file; for a sharded model, its first file.
+    pub model: PathBuf,
+    /// Layers `a..b`: a and up to, but not with, b.
+    #[arg(long, value_name = "A..B", requires = "out")]
+    pub layers: Option<String>,
+    /// File to write.
+    #[arg(long, value_name = "FILE", requires = "layers")]
+    pub out: Option<PathBuf>,
+    /// Write this many slices, cut as `plan` would.
+    #[arg(long, value_name = "N", requires = "out_dir")]
+    pub stages: Option<u32>,
+    /// Directory for the slices of `--stages`.
+    #[arg(long, value_name = "DIR", requires = "stages")]
+    pub out_dir: Option<PathBuf>,
+}
+
+/// `splitmodel chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// Address of the API.
+    #[arg(long, default_value = "http://127.0.0.1:8000", env = "SPLITMODEL_URL")]
+    pub url: String,
+    /// Model to ask for [default: the first that the server lists].
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Key of the API.
+    #[arg(long, value_name = "KEY", env = "SPLITMODEL_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// System message.
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens of an answer [default: the server's].
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Sampling temperature [default: the server's].
+    #[arg(long)]
+    pub temperature: Option<f32>,
+}
+
+/// `splitmodel status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Directory of the running chains, as given to `up`.
+    #[arg(long, value_name = "DIR", env = "SPLITMODEL_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Ask this control service (host:port) instead. May be given several times.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub control: Vec<String>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
