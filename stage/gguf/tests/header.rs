@@ -1,5 +1,7 @@
 //! Headers: what is written is read again, and nothing hostile panics or reads more than it may.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests are tests too
+
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 

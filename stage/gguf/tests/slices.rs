@@ -1,5 +1,7 @@
 //! Slices of tiny models: right tensors, right metadata, right bytes, for every legal cut.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests are tests too
+
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -106,6 +108,24 @@ fn illegal_ranges_are_refused_with_the_reason() {
     assert!(refuse(Arch::Llama, 3, 3).contains("no range"));
     assert!(refuse(Arch::Llama, 4, 3).contains("no range"));
     assert!(refuse(Arch::Llama, 0, 9).contains("model with 8"));
+}
+
+#[test]
+fn metadata_that_depends_on_the_place_of_a_slice_is_rewritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let cut = |arch, first, end| {
+        let model = tiny(dir.path(), arch);
+        write(&model, Package::Stage { first, end }, &dir.path().join("slice.gguf"))
+    };
+    let pattern = |m: &Model| m.header().per_layer_u32("gemma3.attention.sliding_window_pattern", 3).unwrap().unwrap();
+    assert_eq!(pattern(&cut(Arch::Gemma3, 0, 3)), [1, 1, 1]);
+    assert_eq!(pattern(&cut(Arch::Gemma3, 4, 7)), [1, 0, 1]);
+    let heads =
+        |m: &Model, arch: &str| m.header().per_layer_u32(&format!("{arch}.attention.head_count_kv"), 3).unwrap();
+    assert_eq!(heads(&cut(Arch::Lfm2, 3, 6), "lfm2"), Some(vec![0, 2, 0]));
+    let scale = |m: &Model| m.header().f32("granitehybrid.embedding_scale").unwrap();
+    assert_eq!(scale(&cut(Arch::GraniteHybrid, 0, 3)), Some(3.0));
+    assert_eq!(scale(&cut(Arch::GraniteHybrid, 3, 6)), Some(1.0));
 }
 
 #[test]
