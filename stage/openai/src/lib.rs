@@ -2,15 +2,22 @@
 //!
 //! The crate knows nothing of llama.cpp or of links: it is written over [`Backend`], which the server implements.
 
+mod answer;
+mod app;
 mod backend;
 mod error;
+mod http;
+mod observe;
+mod prepare;
 mod template;
 mod text;
 mod types;
 
+pub use app::{ApiConfig, SetupError};
 pub use backend::{
     Backend, EndReason, GenEvent, GenSender, GenerateRequest, Generation, ModelCard, Readiness, SpecialToken,
     SubmitError, Token, TokenEvent,
 };
 pub use error::{ApiError, ErrorBody, ErrorClass, ErrorObject};
+pub use http::router;
 pub use splitmodel_sampling::{GenerationConfig, GrammarSpec};

@@ -28,7 +28,10 @@ impl<'a> Guard<'a> {
         let mut free = MARKS.zip(used).filter(|(_, used)| !used).map(|(c, _)| c);
         match (free.next(), free.next()) {
             (Some(mark), Some(end)) => Ok(Self { specials, mark, end }),
-            _ => Err(ApiError::invalid("messages", "`messages` hold all the noncharacters U+FDD0 to U+FDEF; leave them out.")),
+            _ => Err(ApiError::invalid(
+                "messages",
+                "`messages` hold all the noncharacters U+FDD0 to U+FDEF; leave them out.",
+            )),
         }
     }
 
@@ -68,9 +71,11 @@ impl<'a> Guard<'a> {
             },
             serde_json::Value::String(s) => Value::from(self.text(s)),
             serde_json::Value::Array(list) => list.iter().map(|v| self.json(v)).collect(),
-            serde_json::Value::Object(map) => {
-                map.iter().map(|(k, v)| (Value::from(self.text(k)), self.json(v))).collect::<IndexMap<Value, Value>>().into()
-            }
+            serde_json::Value::Object(map) => map
+                .iter()
+                .map(|(k, v)| (Value::from(self.text(k)), self.json(v)))
+                .collect::<IndexMap<Value, Value>>()
+                .into(),
         }
     }
 }

@@ -150,12 +150,10 @@ fn tool_call(call: &crate::types::chat::ToolCall, guard: &Guard<'_>) -> Value {
         Ok(value @ serde_json::Value::Object(_)) => guard.json(&value),
         _ => Value::from(guard.text(&call.function.arguments)),
     };
-    let function: IndexMap<Value, Value> = [
-        (Value::from("name"), Value::from(guard.text(&call.function.name))),
-        (Value::from("arguments"), arguments),
-    ]
-    .into_iter()
-    .collect();
+    let function: IndexMap<Value, Value> =
+        [(Value::from("name"), Value::from(guard.text(&call.function.name))), (Value::from("arguments"), arguments)]
+            .into_iter()
+            .collect();
     let mut out = IndexMap::<Value, Value>::new();
     if let Some(id) = &call.id {
         out.insert(Value::from("id"), Value::from(guard.text(id)));
@@ -180,7 +178,8 @@ fn refused(error: &Error) -> ApiError {
 impl Message {
     fn texts(&self) -> impl Iterator<Item = &str> {
         let calls = self.tool_calls.iter();
-        let calls = calls.flat_map(|c| [c.function.name.as_str(), c.function.arguments.as_str()].into_iter().chain(c.id.as_deref()));
+        let calls = calls
+            .flat_map(|c| [c.function.name.as_str(), c.function.arguments.as_str()].into_iter().chain(c.id.as_deref()));
         [Some(self.content.as_str()), self.name.as_deref(), self.reasoning.as_deref(), self.tool_call_id.as_deref()]
             .into_iter()
             .flatten()

@@ -1,5 +1,7 @@
 //! Control tokens in a prompt's text.
 
+use std::collections::HashSet;
+
 use aho_corasick::{AhoCorasick, BuildError, MatchKind};
 
 use crate::backend::{SpecialToken, Token};
@@ -19,6 +21,7 @@ pub(crate) struct Specials {
     /// `None` where the vocabulary has no control token.
     finder: Option<AhoCorasick>,
     ids: Vec<Token>,
+    set: HashSet<Token>,
     texts: Vec<String>,
 }
 
@@ -32,12 +35,13 @@ impl Specials {
         } else {
             Some(AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&texts)?)
         };
-        Ok(Self { finder, ids: tokens.iter().map(|t| t.id).collect(), texts })
+        let ids: Vec<Token> = tokens.iter().map(|t| t.id).collect();
+        Ok(Self { finder, set: ids.iter().copied().collect(), ids, texts })
     }
 
     /// Whether `token` is a control token; its text is not shown.
     pub(crate) fn contains(&self, token: Token) -> bool {
-        self.ids.contains(&token)
+        self.set.contains(&token)
     }
 
     /// Splits `text`; texts between tokens are not empty.
@@ -124,9 +128,10 @@ mod tests {
             if breaks.contains(&text.len()) {
                 broken.push('#');
             }
-            for around in ["", "<", "<|", "<|a", "<|a|", "<s"].iter().flat_map(|b| {
-                ["", ">", "|>", "a|>", "s>"].iter().map(move |e| (*b, *e))
-            }) {
+            for around in ["", "<", "<|", "<|a", "<|a|", "<s"]
+                .iter()
+                .flat_map(|b| ["", ">", "|>", "a|>", "s>"].iter().map(move |e| (*b, *e)))
+            {
                 let whole = format!("{}{}{}", around.0, broken.trim(), around.1);
                 assert!(s.split(&whole).iter().all(|p| matches!(p, Segment::Text(_))), "{whole}");
             }

@@ -246,7 +246,8 @@ fn join(at: &str, parts: Vec<Part>) -> Result<String, ApiError> {
                     "video_url" => "video",
                     _ => "file",
                 };
-                let message = format!("`{at}` is of type `{kind}`: {what} input (another modality) is not understood here.");
+                let message =
+                    format!("`{at}` is of type `{kind}`: {what} input (another modality) is not understood here.");
                 return Err(ApiError::unsupported(at, message));
             }
             other => {

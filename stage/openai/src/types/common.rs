@@ -253,8 +253,9 @@ fn short(field: &'static str, value: Option<String>) -> Result<Option<String>, A
 fn top_k(value: Option<i64>) -> Result<u32, ApiError> {
     match value {
         None | Some(-1) => Ok(0),
-        Some(k) => u32::try_from(k)
-            .map_err(|_| ApiError::invalid("top_k", format!("`top_k` is {k}; a count, or 0 or -1 for all, is accepted."))),
+        Some(k) => u32::try_from(k).map_err(|_| {
+            ApiError::invalid("top_k", format!("`top_k` is {k}; a count, or 0 or -1 for all, is accepted."))
+        }),
     }
 }
 
@@ -263,7 +264,10 @@ fn logit_bias(raw: BTreeMap<String, f64>, card: &ModelCard) -> Result<Vec<(Token
     for (key, bias) in raw {
         let token = key.parse::<Token>().ok().filter(|t| *t >= 0 && (*t as u32) < card.n_vocab).ok_or_else(|| {
             let last = card.n_vocab.saturating_sub(1);
-            ApiError::invalid("logit_bias", format!("`logit_bias` key `{}` is no token id; 0 to {last} are.", shown(&key)))
+            ApiError::invalid(
+                "logit_bias",
+                format!("`logit_bias` key `{}` is no token id; 0 to {last} are.", shown(&key)),
+            )
         })?;
         if out.insert(token, within("logit_bias", bias, -100.0, 100.0)?).is_some() {
             return Err(ApiError::invalid("logit_bias", format!("`logit_bias` names token {token} twice.")));
@@ -318,7 +322,8 @@ fn response_format(raw: Option<&Value>) -> Result<Option<GrammarSpec>, ApiError>
             }
         }
         other => {
-            let message = format!("`response_format.type` is `{}`; text, json_object and json_schema are.", shown(other));
+            let message =
+                format!("`response_format.type` is `{}`; text, json_object and json_schema are.", shown(other));
             Err(ApiError::invalid("response_format.type", message))
         }
     }

@@ -84,16 +84,17 @@ fn prompts(raw: Option<Value>, card: &ModelCard) -> Result<Vec<Prompt>, ApiError
         .enumerate()
         .map(|(i, item)| match item {
             Value::String(text) => Ok(Prompt::Text(text)),
-            Value::Array(ids) if !ids.is_empty() => {
-                tokens(&format!("prompt[{i}]"), &ids, card).map(Prompt::Tokens)
-            }
+            Value::Array(ids) if !ids.is_empty() => tokens(&format!("prompt[{i}]"), &ids, card).map(Prompt::Tokens),
             _ => Err(bad_prompt()),
         })
         .collect()
 }
 
 fn bad_prompt() -> ApiError {
-    ApiError::invalid("prompt", "`prompt` must be a string, a list of strings, a list of token ids or a list of such lists.")
+    ApiError::invalid(
+        "prompt",
+        "`prompt` must be a string, a list of strings, a list of token ids or a list of such lists.",
+    )
 }
 
 /// Token ids of a JSON array, all in the vocabulary.

@@ -1,0 +1,117 @@
+//! Request bodies: limited, decompressed, parsed.
+
+use std::io::Read;
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream};
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use flate2::read::{GzDecoder, ZlibDecoder};
+use futures::StreamExt;
+use serde_json::Value;
+
+use crate::error::{ApiError, ErrorClass};
+
+/// What is read and thrown away of a body that is too large, so that its sender sees the answer and not a reset.
+const DRAIN_BYTES: usize = 64 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+
+enum Encoding {
+    Plain,
+    Gzip,
+    Deflate,
+}
+
+/// The JSON body of a request of at most `limit` bytes.
+pub(crate) async fn json(request: Request, limit: usize) -> Result<Value, ApiError> {
+    let (parts, body) = request.into_parts();
+    check_type(&parts.headers)?;
+    let encoding = encoding(&parts.headers)?;
+    let bytes = collect(&parts.headers, body, limit).await?;
+    let bytes = match encoding {
+        Encoding::Plain => bytes,
+        Encoding::Gzip => inflate(GzDecoder::new(&bytes[..]), limit)?,
+        Encoding::Deflate => inflate(ZlibDecoder::new(&bytes[..]), limit)?,
+    };
+    if bytes.is_empty() {
+        return Err(ApiError::new(ErrorClass::InvalidRequest, "The body is empty; a JSON object is needed."));
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|e| ApiError::new(ErrorClass::InvalidRequest, format!("The body is not valid JSON: {e}.")))
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let message = "The body must be JSON; send `Content-Type: application/json`.";
+    Err(ApiError::new(ErrorClass::UnsupportedMedia, message))
+}
+
+fn encoding(headers: &HeaderMap) -> Result<Encoding, ApiError> {
+    let value = headers.get(header::CONTENT_ENCODING).map(|v| v.to_str().unwrap_or("?").trim().to_ascii_lowercase());
+    match value.as_deref() {
+        None | Some("" | "identity") => Ok(Encoding::Plain),
+        Some("gzip" | "x-gzip") => Ok(Encoding::Gzip),
+        Some("deflate") => Ok(Encoding::Deflate),
+        Some(_) => {
+            let message = "This Content-Encoding is not read here; send the body plain, gzip or deflate.";
+            Err(ApiError::new(ErrorClass::UnsupportedMedia, message))
+        }
+    }
+}
+
+async fn collect(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    let mut stream = body.into_data_stream();
+    if announced.is_some_and(|n| n > limit) {
+        // Who asks before sending is told at once.
+        if !headers.contains_key(header::EXPECT) {
+            drain(&mut stream).await;
+        }
+        return Err(too_large(limit));
+    }
+    let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
+    while let Some(chunk) = stream.next().await {
+        let chunk =
+            chunk.map_err(|_| ApiError::new(ErrorClass::InvalidRequest, "The body ended before it was complete."))?;
+        if bytes.len() + chunk.len() > limit {
+            drain(&mut stream).await;
+            return Err(too_large(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+async fn drain(stream: &mut BodyDataStream) {
+    let read = async {
+        let mut left = DRAIN_BYTES;
+        while let Some(Ok(chunk)) = stream.next().await {
+            match left.checked_sub(chunk.len()) {
+                Some(n) => left = n,
+                None => break,
+            }
+        }
+    };
+    // Late or not, the answer is the same.
+    let _late = tokio::time::timeout(DRAIN_TIME, read).await;
+}
+
+fn inflate(reader: impl Read, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut out = Vec::new();
+    reader
+        .take(limit as u64 + 1)
+        .read_to_end(&mut out)
+        .map_err(|e| ApiError::new(ErrorClass::InvalidRequest, format!("The compressed body cannot be read: {e}.")))?;
+    if out.len() > limit {
+        return Err(too_large(limit));
+    }
+    Ok(out)
+}
+
+fn too_large(limit: usize) -> ApiError {
+    ApiError::new(ErrorClass::TooLarge, format!("The body is larger than the {limit} bytes this server reads."))
+}

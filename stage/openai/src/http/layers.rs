@@ -1,0 +1,58 @@
+//! Keys, request ids, spans and counts.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::error::{ApiError, ErrorClass};
+use crate::http::{REQUEST_ID, is_open};
+
+/// The id of a request, from the client or made here.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub(crate) String);
+
+/// 401 for requests without a key, before any of their body is read.
+pub(crate) async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+    if is_open(request.uri().path()) || app.allows(given) {
+        return next.run(request).await;
+    }
+    let message = match given {
+        Some(_) => "The API key is wrong. Send it as `Authorization: Bearer KEY`.",
+        None => "An API key is needed. Send it as `Authorization: Bearer KEY`.",
+    };
+    ApiError::new(ErrorClass::Authentication, message).with_code("invalid_api_key").into_response()
+}
+
+/// Gives the request an id and a span, counts the response.
+pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let id = client_id(request.headers()).unwrap_or_else(|| format!("req_{}", Uuid::new_v4().simple()));
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let span = tracing::info_span!("request", id, method = %request.method(), route);
+    let begun = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let error = response.extensions().get::<ApiError>().map(|e| e.class);
+    let status = response.status().as_u16();
+    app.stats.response(&route, status, error);
+    let elapsed_ms = begun.elapsed().as_millis() as u64;
+    span.in_scope(|| tracing::debug!(status, error = error.map(ErrorClass::kind), elapsed_ms, "response begun"));
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// A client's id is taken if it is short and plain.
+fn client_id(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let plain = id.bytes().all(|b| b.is_ascii_graphic());
+    (plain && (1..=128).contains(&id.len())).then(|| id.to_owned())
+}

@@ -1,0 +1,83 @@
+//! The router: one table of routes, and the layers around them.
+
+mod body;
+mod generate;
+mod layers;
+mod plain;
+mod reply;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::{HeaderName, Method, header};
+use axum::middleware;
+use axum::routing::{MethodRouter, get, post};
+use tower_http::cors::{AllowHeaders, Any, CorsLayer};
+
+use crate::app::{ApiConfig, App, SetupError};
+use crate::backend::Backend;
+use crate::error::{ApiError, ErrorClass};
+
+/// One entry of the table.
+struct Route {
+    path: &'static str,
+    /// Answers without a key.
+    open: bool,
+    method: fn() -> MethodRouter<Arc<App>>,
+}
+
+/// All that is served.
+const ROUTES: [Route; 11] = [
+    Route { path: "/v1/chat/completions", open: false, method: || post(generate::chat) },
+    Route { path: "/v1/completions", open: false, method: || post(generate::completion) },
+    Route { path: "/v1/models", open: false, method: || get(plain::models) },
+    Route { path: "/v1/models/{*id}", open: false, method: || get(plain::model) },
+    Route { path: "/tokenize", open: false, method: || post(plain::tokenize) },
+    Route { path: "/detokenize", open: false, method: || post(plain::detokenize) },
+    Route { path: "/health", open: true, method: || get(plain::health) },
+    Route { path: "/ready", open: true, method: || get(plain::ready) },
+    Route { path: "/readyz", open: true, method: || get(plain::ready) },
+    Route { path: "/metrics", open: true, method: || get(plain::metrics) },
+    Route { path: "/", open: true, method: || get(plain::health) },
+];
+
+/// Response and request header that names a request in logs.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The API of `backend` as a router, to be served on any listener.
+///
+/// # Errors
+/// The configuration or the model's vocabulary cannot be used.
+pub fn router(backend: Arc<dyn Backend>, config: ApiConfig) -> Result<Router, SetupError> {
+    let app = Arc::new(App::new(backend, config)?);
+    let mut router = Router::new();
+    for route in &ROUTES {
+        router = router.route(route.path, (route.method)());
+    }
+    let mut router = router
+        .fallback(async || ApiError::new(ErrorClass::NotFound, "There is no such path here.").with_code("unknown_url"))
+        .method_not_allowed_fallback(async || {
+            ApiError::new(ErrorClass::MethodNotAllowed, "This path does not answer this method.")
+        })
+        .layer(middleware::from_fn_with_state(app.clone(), layers::authorize))
+        .layer(middleware::from_fn_with_state(app.clone(), layers::observe));
+    if app.config.cors {
+        router = router.layer(cors());
+    }
+    Ok(router.with_state(app))
+}
+
+/// Whether a path answers without a key.
+fn is_open(path: &str) -> bool {
+    ROUTES.iter().any(|r| r.open && r.path == path)
+}
+
+fn cors() -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin(Any)
+        .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
+        // `*` would not cover Authorization.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER])
+        .max_age(std::time::Duration::from_secs(86_400))
+}
