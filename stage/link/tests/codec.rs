@@ -237,7 +237,11 @@ fn what_a_peer_would_refuse_is_not_encoded() {
     };
     let section = |s| Message::Frame(Frame { sections: vec![s], ..Frame::default() });
     let many = Message::Frame(Frame { rows: vec![Row::default(); 65_537], ..Frame::default() });
-    let mismatch = Frame { rows: vec![Row::default()], activations: Activations { width: 2, data: vec![0.0; 3] }, ..Frame::default() };
+    let mismatch = Frame {
+        rows: vec![Row::default()],
+        activations: Activations { width: 2, data: vec![0.0; 3] },
+        ..Frame::default()
+    };
     let control = splitmodel_link::frame::Predictions { sections: vec![Section::Reset], ..Default::default() };
     for (what, message) in [
         ("unknown row flag", row(|r| r.flags = 32)),

@@ -82,7 +82,8 @@ fn a_frame_in_f16() {
 fn preface_and_documents() {
     let mut wire = Vec::new();
     common::fuzz::ready(write_setup(&mut wire, &setup(Role::Return, 2))).unwrap();
-    let document = r#"{"role":"return","chain":"smol","formation":7,"root":"0123456789abcdef0123456789abcdef","#.to_owned()
+    let document = r#"{"role":"return","chain":"smol","formation":7,"root":"0123456789abcdef0123456789abcdef","#
+        .to_owned()
         + r#""stage":2,"stages":3,"layers":[8,12],"n_layers":12,"model":""#
         + &"ab".repeat(32)
         + r#"","n_embd":4,"activations":"f32","lanes":4,"n_ctx":1024,"n_ubatch":64,"#
@@ -94,7 +95,8 @@ fn preface_and_documents() {
     same("setup", &wire, &golden);
 
     let mut wire = Vec::new();
-    let refusal = Refusal { field: "f".into(), ours: "1".into(), theirs: "2".into(), ..Refusal::new(RefusalCode::Busy, "m") };
+    let refusal =
+        Refusal { field: "f".into(), ours: "1".into(), theirs: "2".into(), ..Refusal::new(RefusalCode::Busy, "m") };
     common::fuzz::ready(write_refusal(&mut wire, &refusal)).unwrap();
     let document = br#"{"code":"busy","field":"f","ours":"1","theirs":"2","message":"m"}"#;
     let mut golden = hex("53504c544d444c01 0100 0000 01 000000");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, BufReader};
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::timeout;
 
 use super::watched::WatchedRead;
@@ -62,40 +63,56 @@ async fn receive<R: AsyncRead + Unpin>(
             Err(e) => return failed(shared, e, last_error),
         };
         count(shared, &message);
-        let broken = |what: &str| (ClosedReason::Protocol(what.to_owned()), protocol_words(shared, what.to_owned()));
-        match message {
-            Message::Frame(_) | Message::Predictions(_) => {
-                match shared.ledger.received() {
-                    None => return broken("a message without a credit"),
-                    Some(true) => shared.wake.notify_one(),
-                    Some(false) => {}
-                }
-                let permit = Permit(Some(Arc::clone(shared)));
-                if inbox.try_send(Inbound { message, permit }).is_err() {
-                    return (ClosedReason::Local, Parting::Cut);
-                }
+        if let Message::Error(report) = &message {
+            last_error = Some(report.clone());
+        }
+        match take(message, shared, inbox) {
+            Ok(()) => {}
+            Err(Stop::Broken(what)) => {
+                return (ClosedReason::Protocol(what.into()), protocol_words(shared, what.into()));
             }
-            Message::Error(report) => {
-                last_error = Some(report.clone());
-                let inbound = Inbound { message: Message::Error(report), permit: Permit(None) };
-                if inbox.try_send(inbound).is_err() {
-                    return broken("more errors than anyone can take");
-                }
-            }
-            Message::Credit(n) => {
-                if !shared.ledger.granted(n) {
-                    return broken("more credits than were announced");
-                }
-                shared.wake.notify_one();
-            }
-            Message::Ping(n) => {
-                shared.ledger.want_pong(n);
-                shared.wake.notify_one();
-            }
-            Message::Pong(_) => {}
-            Message::Goodbye => return (ClosedReason::Goodbye, Parting::Cut),
+            Err(Stop::Goodbye) => return (ClosedReason::Goodbye, Parting::Cut),
+            Err(Stop::Unwanted) => return (ClosedReason::Local, Parting::Cut),
         }
     }
+}
+
+enum Stop {
+    /// The peer broke the protocol.
+    Broken(&'static str),
+    Goodbye,
+    /// Nobody receives any more.
+    Unwanted,
+}
+
+fn take(message: Message, shared: &Arc<Shared>, inbox: &mpsc::Sender<Inbound>) -> Result<(), Stop> {
+    let permit = match message {
+        Message::Frame(_) | Message::Predictions(_) => {
+            if shared.ledger.received().ok_or(Stop::Broken("a message without a credit"))? {
+                shared.wake.notify_one();
+            }
+            Permit(Some(Arc::clone(shared)))
+        }
+        Message::Error(_) => Permit(None),
+        Message::Credit(n) if !shared.ledger.granted(n) => {
+            return Err(Stop::Broken("more credits than were announced"));
+        }
+        Message::Credit(_) => {
+            shared.wake.notify_one();
+            return Ok(());
+        }
+        Message::Ping(n) => {
+            shared.ledger.want_pong(n);
+            shared.wake.notify_one();
+            return Ok(());
+        }
+        Message::Pong(_) => return Ok(()),
+        Message::Goodbye => return Err(Stop::Goodbye),
+    };
+    inbox.try_send(Inbound { message, permit }).map_err(|e| match e {
+        TrySendError::Full(_) => Stop::Broken("more errors than anyone can take"),
+        TrySendError::Closed(_) => Stop::Unwanted,
+    })
 }
 
 fn failed(shared: &Shared, e: LinkError, last_error: Option<Report>) -> (ClosedReason, Parting) {
