@@ -118,7 +118,8 @@ fn f16_refuses_a_scale_that_is_none() {
 fn contradicting_headers_are_refused() {
     let (_, sample) = samples().swap_remove(0);
     let good = bytes(&sample);
-    let cases: [(usize, &[u8], fn(&CodecError) -> bool); 12] = [
+    type Case = (usize, &'static [u8], fn(&CodecError) -> bool);
+    let cases: [Case; 12] = [
         (0, b"HTTP", |e| matches!(e, CodecError::Magic { .. })),
         (4, &[0], |e| matches!(e, CodecError::Kind(0))),
         (4, &[8], |e| matches!(e, CodecError::Kind(8))),

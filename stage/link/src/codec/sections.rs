@@ -141,7 +141,7 @@ pub(super) fn wire_len(section: &Section) -> Result<u64, CodecError> {
         Section::Report(r) if r.record == Some(NO_RECORD) => {
             return Err(CodecError::malformed("report", "record 2³²−1 means none"));
         }
-        Section::Unknown { kind, flags, .. } if *kind == 0 || *kind <= kind::LAST_KNOWN || *flags != 0 => {
+        Section::Unknown { kind, flags, .. } if (1..=kind::LAST_KNOWN).contains(kind) || *flags != 0 => {
             return Err(CodecError::malformed("section", format!("type {kind} with flags {flags} is not unknown")));
         }
         _ => {}

@@ -1,0 +1,10 @@
+//! Any message, drawn from the bytes, there and back.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../stage/link/tests/common/from_bytes.rs"]
+mod from_bytes;
+#[path = "../../stage/link/tests/common/fuzz.rs"]
+mod fuzz;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::structured(bytes));
