@@ -177,8 +177,6 @@ pub struct TokenizerFacts {
 struct Shape {
     head_k: u32,
     head_v: u32,
-    head_k_window: u32,
-    head_v_window: u32,
     state_bytes: u64,
     window: Option<u32>,
     windowed: Vec<bool>,
@@ -282,16 +280,22 @@ impl Model {
     fn shape(&self, family: &Family, n_layers: u32, n_embd: u32, n_head: u32) -> Result<Shape> {
         let head_k = self.key_u32("attention.key_length")?.unwrap_or(n_embd / n_head);
         let head_v = self.key_u32("attention.value_length")?.unwrap_or(n_embd / n_head);
+        let sizes = [
+            ("key_length", head_k),
+            ("value_length", head_v),
+            ("key_length_swa", head_k),
+            ("value_length_swa", head_v),
+        ];
+        for (name, expected) in sizes {
+            let name = format!("attention.{name}");
+            let size = self.key_u32(&name)?.unwrap_or(expected);
+            if size == 0 || size != expected {
+                let what = format!("is {size}; heads must have elements, and windowed layers as many as the others");
+                return Err(Error::key(self.file(), self.arch_key(&name), what));
+            }
+        }
         let (window, windowed) = self.windows(family, n_layers)?;
-        Ok(Shape {
-            head_k,
-            head_v,
-            head_k_window: self.key_u32("attention.key_length_swa")?.unwrap_or(head_k),
-            head_v_window: self.key_u32("attention.value_length_swa")?.unwrap_or(head_v),
-            state_bytes: self.state_bytes(family, n_embd)?,
-            window,
-            windowed,
-        })
+        Ok(Shape { head_k, head_v, state_bytes: self.state_bytes(family, n_embd)?, window, windowed })
     }
 
     fn layer_facts(&self, family: &Family, n_layers: u32, shape: &Shape) -> Result<Vec<LayerFacts>> {
@@ -302,16 +306,14 @@ impl Model {
                 Memory::Both(_) => true,
                 Memory::Either(_) => heads == 0,
             };
-            let (k, v) =
-                if windowed { (shape.head_k_window, shape.head_v_window) } else { (shape.head_k, shape.head_v) };
-            if !recurrent && (heads == 0 || k == 0) {
+            if !recurrent && heads == 0 {
                 let key = self.arch_key("attention.head_count_kv");
                 return Err(Error::key(self.file(), key, format!("layer {} has no heads", layers.len())));
             }
             layers.push(LayerFacts {
                 weight_bytes: 0,
-                kv_k_elements: u64::from(heads) * u64::from(k),
-                kv_v_elements: u64::from(heads) * u64::from(v),
+                kv_k_elements: u64::from(heads) * u64::from(shape.head_k),
+                kv_v_elements: u64::from(heads) * u64::from(shape.head_v),
                 window: shape.window.filter(|_| windowed),
                 recurrent,
                 recurrent_bytes: if recurrent { shape.state_bytes } else { 0 },
@@ -379,6 +381,7 @@ impl Model {
         };
         self.weigh(&mut facts)?;
         self.check_head(&facts)?;
+        self.check_loadable(family, &facts)?;
         facts.find_cuts();
         Ok(facts)
     }

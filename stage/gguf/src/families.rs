@@ -70,6 +70,10 @@ pub struct Family {
     pub input_scale: Scale,
     /// `{arch}.embedding_scale` applies to rows given as `embd`: it becomes 1 after stage 0.
     pub scales_every_input: bool,
+    /// llama.cpp asserts that `rope.dimension_count` is the size of a head.
+    pub rotates_whole_heads: bool,
+    /// llama.cpp asserts that `ssm.inner_size` is twice the width.
+    pub inner_is_twice_width: bool,
     /// Sliding windows.
     pub windows: Windows,
     /// What layers remember.
@@ -84,6 +88,8 @@ const PLAIN: Family = Family {
     embedding_scale: Scale::One,
     input_scale: Scale::One,
     scales_every_input: false,
+    rotates_whole_heads: false,
+    inner_is_twice_width: false,
     windows: Windows::No,
     memory: Memory::Attention,
     special_layer_counts: &[],
@@ -91,9 +97,9 @@ const PLAIN: Family = Family {
 
 /// Every architecture that may be cut.
 pub const FAMILIES: &[Family] = &[
-    Family { arch: "llama", ..PLAIN },
-    Family { arch: "qwen2", ..PLAIN },
-    Family { arch: "qwen3", ..PLAIN },
+    Family { arch: "llama", rotates_whole_heads: true, ..PLAIN },
+    Family { arch: "qwen2", rotates_whole_heads: true, ..PLAIN },
+    Family { arch: "qwen3", rotates_whole_heads: true, ..PLAIN },
     Family {
         arch: "gemma3",
         embedding_scale: Scale::SqrtWidth,
@@ -104,7 +110,13 @@ pub const FAMILIES: &[Family] = &[
     },
     Family { arch: "falcon-h1", memory: Memory::Both(State::Mamba2), ..PLAIN },
     Family { arch: "lfm2", memory: Memory::Either(State::ShortConv), windows: Windows::EveryAttention, ..PLAIN },
-    Family { arch: "granitehybrid", memory: Memory::Either(State::Mamba2), scales_every_input: true, ..PLAIN },
+    Family {
+        arch: "granitehybrid",
+        memory: Memory::Either(State::Mamba2),
+        scales_every_input: true,
+        inner_is_twice_width: true,
+        ..PLAIN
+    },
 ];
 
 /// Architectures known not to work, and why.

@@ -12,6 +12,8 @@ use crate::{Error, Result, Source};
 pub const MAGIC: &[u8; 4] = b"GGUF";
 /// Alignment of tensor data where `general.alignment` says nothing.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
+/// Largest alignment accepted: padding stays small beside the header.
+const MAX_ALIGNMENT: u64 = 1 << 16;
 /// Longest tensor name, in bytes, that ggml accepts.
 pub const MAX_TENSOR_NAME: u64 = 63;
 
@@ -250,10 +252,10 @@ impl Header {
     fn place(&mut self) -> Result<()> {
         if let Some(v) = self.get("general.alignment") {
             let ok = self.value_kind("general.alignment") == Some(ValueType::U32);
-            self.alignment = v
-                .int::<u64>()
-                .filter(|a| ok && a.is_power_of_two() && *a <= 1 << 30)
-                .ok_or_else(|| Error::key(&self.file, "general.alignment", "not a power of two of type u32"))?;
+            self.alignment =
+                v.int::<u64>().filter(|a| ok && a.is_power_of_two() && *a <= MAX_ALIGNMENT).ok_or_else(|| {
+                    Error::key(&self.file, "general.alignment", "must be a power of two up to 65536, of type u32")
+                })?;
         }
         let align = self.alignment;
         let data = self.data_offset.next_multiple_of(align);

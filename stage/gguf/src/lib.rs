@@ -5,6 +5,7 @@
 //! [`slice::SlicePlan`] writes the packages of a chain, and [`cache::Cache`] keeps them on disk.
 
 pub mod cache;
+mod checks;
 pub mod embedding;
 pub mod encode;
 mod error;

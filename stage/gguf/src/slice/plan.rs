@@ -124,7 +124,7 @@ fn start(model: &Model) -> Draft {
     let alignment = model.header().alignment().max(DEFAULT_ALIGNMENT);
     let mut layout = Layout::with_alignment(alignment);
     if alignment != DEFAULT_ALIGNMENT {
-        // 2^30 is the most a header may ask for
+        // a header may ask for 65536 at most
         layout.set("general.alignment", OwnedValue::u32(alignment as u32));
     }
     Draft { layout, origins: Vec::new() }
