@@ -55,7 +55,8 @@ pub fn api_error(url: &Url, error: &reqwest::Error) -> CliError {
         cause = e.source();
     }
     if error.is_connect() {
-        message.push_str("; is the server running? `splitmodel status` shows what runs here, --url names another address");
+        message
+            .push_str("; is the server running? `splitmodel status` shows what runs here, --url names another address");
     }
     CliError::Api { url: url.to_string(), message }
 }

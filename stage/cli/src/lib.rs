@@ -5,6 +5,7 @@ pub mod args;
 pub mod chat;
 pub mod error;
 pub mod http;
+pub mod manifest;
 pub mod planning;
 pub mod rundir;
 pub mod slice;

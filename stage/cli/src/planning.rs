@@ -1,9 +1,266 @@
-//! stub
+//! From a manifest to a plan, and `splitmodel plan`.
 use std::path::Path;
-use splitmodel_gguf::Model;
+
+use serde::Serialize;
+use splitmodel_control::config::{CacheType, FlashAttention};
+use splitmodel_gguf::{Model, ModelFacts, TensorType};
+use splitmodel_planner::{Device, Layout, Plan, PlanOptions, plan};
+
+use crate::args::PlanArgs;
 use crate::error::CliError;
+use crate::manifest::{self, Wanted};
+use crate::ui;
+
+/// Name of the device that all local stages share.
+const HERE: &str = "this machine";
+
+/// A manifest, its model, and how the model is cut.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What the manifest asks for.
+    pub wanted: Wanted,
+    /// The model.
+    pub facts: ModelFacts,
+    /// The stages.
+    pub plan: Plan,
+}
+
+/// Reads the manifest `file`, opens its model and plans; `stages` overrides the manifest, `devices` stand in the order of the
+/// chain (none: every stage runs on this machine).
+///
+/// # Errors
+/// [`CliError`]: the manifest's field, the model's file, or the stage that does not fit.
+pub fn prepare(file: &Path, stages: Option<u32>, devices: Vec<Device>) -> Result<Planned, CliError> {
+    let mut wanted = manifest::load(file)?;
+    if let Some(stages) = stages {
+        wanted.layout = Layout::Stages(stages);
+    }
+    let facts = facts(&open_model(&wanted.path, &wanted.source)?, &wanted.source)?;
+    let devices = if devices.is_empty() { local_devices(&wanted.layout) } else { devices };
+    let plan = plan(&facts, &devices, &options(&wanted)).map_err(|e| CliError::Plan(e.to_string()))?;
+    Ok(Planned { wanted, facts, plan })
+}
+
+/// Opens the model at `path`; `source` is how the user wrote it.
+///
+/// # Errors
+/// [`CliError::Model`].
 pub fn open_model(path: &Path, source: &str) -> Result<Model, CliError> {
     Model::open(path).map_err(|e| CliError::Model { model: source.to_owned(), message: e.to_string() })
 }
-pub fn cut_evenly(_model: &Model, _stages: u32) -> Result<Vec<(u32, u32)>, CliError> { Ok(vec![]) }
-pub fn run(_a: &crate::args::PlanArgs) -> Result<(), CliError> { Ok(()) }
+
+fn facts(model: &Model, source: &str) -> Result<ModelFacts, CliError> {
+    model.facts().map_err(|e| CliError::Model { model: source.to_owned(), message: e.to_string() })
+}
+
+/// Layer ranges of `stages` slices, as a plan for equal devices has them.
+///
+/// # Errors
+/// [`CliError::Model`] or [`CliError::Plan`].
+pub fn cut_evenly(model: &Model, stages: u32) -> Result<Vec<(u32, u32)>, CliError> {
+    let facts = facts(model, model.file())?;
+    let layout = Layout::Stages(stages);
+    let devices = local_devices(&layout);
+    let options = PlanOptions { layout, ..PlanOptions::default() };
+    let plan = plan(&facts, &devices, &options).map_err(|e| CliError::Plan(e.to_string()))?;
+    Ok(plan.stages.iter().map(|s| (s.first, s.end)).collect())
+}
+
+fn local_devices(layout: &Layout) -> Vec<Device> {
+    let count = match layout {
+        Layout::Auto => 1,
+        Layout::Stages(n) => *n as usize,
+        Layout::Layers(ranges) => ranges.len(),
+    };
+    // The planner refuses absurd counts by name; it need not see them all for that.
+    vec![Device { host: true, ..Device::new(HERE, None) }; count.clamp(1, 128)]
+}
+
+/// What the plan must hold besides weights.
+#[must_use]
+pub fn options(wanted: &Wanted) -> PlanOptions {
+    let engine = &wanted.engine;
+    PlanOptions {
+        layout: wanted.layout.clone(),
+        lanes: engine.lanes,
+        context_length: engine.context_length,
+        cache_type_k: tensor_type(engine.cache_type_k),
+        cache_type_v: tensor_type(engine.cache_type_v),
+        n_ubatch: engine.n_ubatch,
+        swa_full: engine.swa_full,
+        flash_attn: engine.flash_attn != FlashAttention::Off,
+        ..PlanOptions::default()
+    }
+}
+
+const fn tensor_type(cache: CacheType) -> TensorType {
+    match cache {
+        CacheType::F32 => TensorType::F32,
+        CacheType::F16 => TensorType::F16,
+        CacheType::Bf16 => TensorType::BF16,
+        CacheType::Q8_0 => TensorType::Q8_0,
+        CacheType::Q5_1 => TensorType::Q5_1,
+        CacheType::Q5_0 => TensorType::Q5_0,
+        CacheType::Q4_1 => TensorType::Q4_1,
+        CacheType::Q4_0 => TensorType::Q4_0,
+        CacheType::Iq4Nl => TensorType::IQ4_NL,
+    }
+}
+
+impl Planned {
+    /// The plan as a table under one line about the model.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let f = &self.facts;
+        let name = if f.name.is_empty() { &self.wanted.name } else { &f.name };
+        let e = &self.wanted.engine;
+        format!(
+            "{name}: {}, {} layers; {} sessions of {} tokens\n{}",
+            f.arch,
+            f.n_layers,
+            e.lanes,
+            e.context_length,
+            self.plan.to_string().trim_end()
+        )
+    }
+
+    /// A warning if the stages together need more than the `available` bytes of this machine.
+    #[must_use]
+    pub fn memory_warning(&self, available: Option<u64>) -> Option<String> {
+        let needed = self.plan.stages.iter().fold(0_u64, |sum, s| sum.saturating_add(s.total));
+        let available = available.filter(|a| needed > *a)?;
+        Some(format!(
+            "warning: the stages need about {} together, and this machine has {} available; lower spec.contextLength or \
+             spec.parallel if they fail to load",
+            ui::bytes(needed),
+            ui::bytes(available)
+        ))
+    }
+}
+
+/// Bytes of memory that programs can still take, where the system says so.
+#[must_use]
+pub fn available_memory() -> Option<u64> {
+    parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_available(meminfo: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    name: &'a str,
+    model: &'a ModelFactsShort<'a>,
+    plan: &'a Plan,
+}
+
+#[derive(Serialize)]
+struct ModelFactsShort<'a> {
+    source: &'a str,
+    arch: &'a str,
+    name: &'a str,
+    digest: &'a str,
+    n_layers: u32,
+    n_embd: u32,
+}
+
+/// `splitmodel plan`.
+///
+/// # Errors
+/// As [`prepare`], and [`CliError::Flag`].
+pub fn run(args: &PlanArgs) -> Result<(), CliError> {
+    let devices = args.device.iter().map(|d| parse_device(d)).collect::<Result<Vec<_>, _>>()?;
+    let planned = prepare(&args.file, args.stages, devices)?;
+    if args.json {
+        let f = &planned.facts;
+        let model = ModelFactsShort {
+            source: &planned.wanted.source,
+            arch: &f.arch,
+            name: &f.name,
+            digest: &f.digest,
+            n_layers: f.n_layers,
+            n_embd: f.n_embd,
+        };
+        let json = Json { name: &planned.wanted.name, model: &model, plan: &planned.plan };
+        ui::line(&serde_json::to_string_pretty(&json).map_err(|e| CliError::Plan(e.to_string()))?);
+    } else {
+        ui::line(&planned.table());
+    }
+    Ok(())
+}
+
+/// `name=memory`, with memory as Kubernetes writes it.
+fn parse_device(text: &str) -> Result<Device, CliError> {
+    let bad = || CliError::Flag {
+        flag: "device",
+        message: format!("`{text}` is no device; write name=memory, such as gpu0=24Gi"),
+    };
+    let (name, memory) = text.split_once('=').ok_or_else(bad)?;
+    let memory = parse_bytes(memory.trim()).ok_or_else(bad)?;
+    if name.trim().is_empty() {
+        return Err(bad());
+    }
+    Ok(Device::new(name.trim(), Some(memory)))
+}
+
+/// Bytes with an optional suffix: k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (powers of 1024); a fraction is allowed.
+fn parse_bytes(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u64); 8] = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("Ti", 1 << 40),
+        ("k", 1000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+    ];
+    let (number, unit) =
+        UNITS.iter().find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|n| (n, *unit))).unwrap_or((text, 1));
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || fraction.len() > 9 || !number.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return None;
+    }
+    let whole: u128 = u128::from(whole.parse::<u64>().ok()?) * u128::from(unit);
+    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    let part =
+        if fraction.is_empty() { 0 } else { u128::from(fraction.parse::<u64>().ok()?) * u128::from(unit) / scale };
+    u64::try_from(whole + part).ok().filter(|bytes| *bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_written_as_in_kubernetes() {
+        let good = [("24Gi", 24 << 30), ("1.5Ki", 1536), ("512Mi", 512 << 20), ("80G", 80_000_000_000), ("7", 7)];
+        for (text, bytes) in good {
+            assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+        }
+        for bad in
+            ["", "Gi", "1.2.3Gi", "-1", "1e3", "0", "99999999999999999999", "18446744073709551615Ti", "1 Gi", ".5Gi"]
+        {
+            assert_eq!(parse_bytes(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn devices_are_names_with_memory() {
+        let device = parse_device("gpu0=24Gi").unwrap();
+        assert_eq!((device.name.as_str(), device.memory), ("gpu0", Some(24 << 30)));
+        for bad in ["gpu0", "=1Gi", "gpu0=", "gpu0=much"] {
+            let text = parse_device(bad).unwrap_err().to_string();
+            assert!(text.starts_with("--device: ") && text.contains(bad), "{text}");
+        }
+    }
+
+    #[test]
+    fn available_memory_is_read_from_the_system() {
+        assert_eq!(parse_available("MemTotal: 9 kB\nMemAvailable:    2 kB\n"), Some(2048));
+        assert_eq!(parse_available("MemTotal: 9 kB\n"), None);
+        assert!(available_memory().is_none_or(|bytes| bytes > 0));
+    }
+}

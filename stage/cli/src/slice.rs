@@ -25,7 +25,10 @@ pub fn run(args: &SliceArgs) -> Result<(), CliError> {
             }
             Ok(())
         }
-        _ => Err(CliError::Flag { flag: "layers", message: "give --layers a..b --out FILE, or --stages N --out-dir DIR".into() }),
+        _ => Err(CliError::Flag {
+            flag: "layers",
+            message: "give --layers a..b --out FILE, or --stages N --out-dir DIR".into(),
+        }),
     }
 }
 

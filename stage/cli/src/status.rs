@@ -99,8 +99,10 @@ fn table(addresses: &[String], answers: &[Answer]) -> String {
             }
         })
         .collect();
-    let head =
-        ["STAGE", "PHASE", "LAYERS", "WEIGHTS", "KV", "COMPUTE", "LANES", "QUEUE", "TOKENS", "UPTIME", "CONTROL", "ERROR"];
+    let head = [
+        "STAGE", "PHASE", "LAYERS", "WEIGHTS", "KV", "COMPUTE", "LANES", "QUEUE", "TOKENS", "UPTIME", "CONTROL",
+        "ERROR",
+    ];
     ui::table(&head, &rows)
 }
 

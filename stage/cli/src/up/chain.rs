@@ -82,6 +82,7 @@ impl Chain {
             }
         };
         drop(events);
+        screen.ending = true;
         let stopped = matches!(ended, Ok(Ended::Stopped));
         if stopped {
             screen.say("draining; Ctrl-C again ends at once");
@@ -109,12 +110,14 @@ struct Screen<'a> {
     waiting: Option<tokio::task::JoinHandle<()>>,
     serving: bool,
     times_ready: u32,
+    /// A chain that ends is not broken.
+    ending: bool,
 }
 
 impl<'a> Screen<'a> {
     fn new(chain: &'a Chain) -> Self {
         let progress = Progress::new(chain.processes.len(), chain.terminal);
-        Self { chain, progress, waiting: None, serving: false, times_ready: 0 }
+        Self { chain, progress, waiting: None, serving: false, times_ready: 0, ending: false }
     }
 
     fn say(&self, line: &str) {
@@ -147,7 +150,7 @@ impl<'a> Screen<'a> {
                 }
                 if serving {
                     self.waiting = Some(tokio::spawn(ready::until_ready(self.chain.api)));
-                } else if self.times_ready > 0 && status.is_some_and(|s| s.phase() != Phase::Draining) {
+                } else if self.times_ready > 0 && !self.ending {
                     self.say("the chain is broken; requests wait until it is whole again");
                 }
             }

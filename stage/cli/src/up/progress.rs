@@ -75,7 +75,8 @@ impl Progress {
             row.tenths = 0;
             ui::note(&format!("stage {stage}: {}", health(status)));
         } else if phase == Phase::Fetching && status.total_bytes > 0 {
-            let tenths = u64::try_from(u128::from(status.fetched_bytes) * 10 / u128::from(status.total_bytes)).unwrap_or(10);
+            let tenths =
+                u64::try_from(u128::from(status.fetched_bytes) * 10 / u128::from(status.total_bytes)).unwrap_or(10);
             if tenths > row.tenths {
                 row.tenths = tenths;
                 ui::note(&format!("stage {stage}: {}", health(status)));

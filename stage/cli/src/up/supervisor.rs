@@ -47,7 +47,12 @@ impl Backoff {
     /// A quarter second, doubling to 8 s; 10 s linked are steady.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
-        Self { first: Duration::from_millis(250), longest: Duration::from_secs(8), steady: Duration::from_secs(10), limit }
+        Self {
+            first: Duration::from_millis(250),
+            longest: Duration::from_secs(8),
+            steady: Duration::from_secs(10),
+            limit,
+        }
     }
 
     /// Pause after the `failures`-th failure in a row.

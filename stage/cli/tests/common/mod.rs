@@ -59,7 +59,10 @@ fn read(stream: &TcpStream) -> Asked {
 }
 
 pub fn json(status: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 pub fn models() -> String {

@@ -1,0 +1,201 @@
+//! One stage configuration per stage of a local chain. Pure.
+use std::net::SocketAddr;
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use splitmodel_control::StageConfig;
+use splitmodel_control::config::{
+    ApiConfig, BindConfig, CacheConfig, LinkConfig, LogConfig, ModelConfig, SchedulingConfig, Telemetry,
+};
+
+use super::ports::StagePorts;
+use crate::error::CliError;
+use crate::planning::Planned;
+
+/// What a local run adds to the manifest.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Where the API listens.
+    pub api: SocketAddr,
+    /// Directory of slices.
+    pub cache: PathBuf,
+    /// Threads of each stage.
+    pub threads: u32,
+    /// Logs.
+    pub log: LogConfig,
+    /// Directory of schedule logs.
+    pub schedules: Option<PathBuf>,
+    /// ggml-RPC servers.
+    pub rpc: Vec<String>,
+    /// Seconds that running requests get at the end.
+    pub grace_s: u32,
+}
+
+/// Threads of each stage when the user names none: the cores, shared out, at least 1.
+#[must_use]
+pub fn default_threads(stages: usize) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    u32::try_from((cores / stages.max(1)).max(1)).unwrap_or(u32::MAX)
+}
+
+/// The configurations of all stages, which stand at `ports`.
+///
+/// # Errors
+/// [`CliError::Config`] when the manifest asks for what no stage can do.
+pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> Result<Vec<StageConfig>, CliError> {
+    let stages = u32::try_from(planned.plan.stages.len()).unwrap_or(u32::MAX);
+    let configs = (0..stages).zip(&planned.plan.stages).zip(ports).map(|((stage, plan), own)| {
+        let next = ports.get(stage as usize + 1);
+        let first = ports.first().filter(|_| stage > 0 && next.is_none());
+        let config = StageConfig {
+            chain: format!("{}-0", planned.wanted.name),
+            stage,
+            stages,
+            layers: [plan.first, plan.end],
+            n_layers: planned.facts.n_layers,
+            model: ModelConfig {
+                source: planned.wanted.path.display().to_string(),
+                digest: Some(planned.facts.digest.clone()),
+            },
+            cache: CacheConfig { dir: local.cache.clone(), max_bytes: 0 },
+            link: LinkConfig {
+                bind: own.link,
+                downstream: next.map(|p| p.link.to_string()),
+                return_to: first.map(|p| p.link.to_string()),
+                activations: planned.wanted.activations,
+                ..LinkConfig::default()
+            },
+            control: BindConfig { bind: own.control },
+            health: BindConfig { bind: own.health },
+            api: (stage == 0).then(|| ApiConfig { bind: local.api, ..planned.wanted.api.clone() }),
+            engine: engine(planned, local),
+            scheduling: scheduling(planned, local),
+            log: local.log.clone(),
+            telemetry: Telemetry::default(),
+            schedule_log: local.schedules.as_ref().map(|dir| dir.join(format!("stage-{stage}.schedule"))),
+        };
+        config.validate()?;
+        Ok(config)
+    });
+    configs.collect()
+}
+
+fn engine(planned: &Planned, local: &Local) -> splitmodel_control::config::EngineConfig {
+    let mut engine = planned.wanted.engine.clone();
+    engine.threads = Some(local.threads);
+    engine.rpc.extend(local.rpc.iter().cloned());
+    engine
+}
+
+fn scheduling(planned: &Planned, local: &Local) -> SchedulingConfig {
+    let n_ubatch = planned.wanted.engine.n_ubatch;
+    let default = SchedulingConfig::default();
+    SchedulingConfig {
+        prefill_chunk: default.prefill_chunk.min(n_ubatch),
+        prefill_chunk_shared: default.prefill_chunk_shared.min(n_ubatch),
+        drain_grace_s: local.grace_s,
+        ..default
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use splitmodel_control::config::{Activations, LogFormat};
+    use splitmodel_gguf::tiny::{Arch, Tiny};
+    use splitmodel_planner::{Device, Layout};
+
+    use super::*;
+    use crate::planning;
+
+    fn planned(dir: &Path, spec: &str) -> Planned {
+        Tiny::new(Arch::Llama).write(dir.join("t.gguf")).unwrap();
+        let file = dir.join("m.yaml");
+        let head = "apiVersion: splitmodel.dev/v1alpha1\nkind: SplitModel\nmetadata: { name: tiny }\nspec:";
+        let source = dir.join("t.gguf").display().to_string();
+        std::fs::write(&file, format!("{head}\n  model: {{ source: 'file://{source}' }}\n{spec}")).unwrap();
+        planning::prepare(&file, None, Vec::new()).unwrap()
+    }
+
+    fn local() -> Local {
+        Local {
+            api: "127.0.0.1:8000".parse().unwrap(),
+            cache: "/state/slices".into(),
+            threads: 2,
+            log: LogConfig { format: LogFormat::Json, level: "debug".into() },
+            schedules: Some("/logs".into()),
+            rpc: vec!["127.0.0.1:50052".into()],
+            grace_s: 7,
+        }
+    }
+
+    fn ports(stages: u16) -> Vec<StagePorts> {
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        (0..stages).map(|s| StagePorts { link: at(100 + s), control: at(200 + s), health: at(300 + s) }).collect()
+    }
+
+    #[test]
+    fn a_manifest_becomes_one_wired_configuration_per_stage() {
+        let dir = tempfile::tempdir().unwrap();
+        let planned = planned(dir.path(), "  stages: 3\n  contextLength: 512\n  parallel: 2\n");
+        let configs = stage_configs(&planned, &local(), &ports(3)).unwrap();
+        assert_eq!(configs.len(), 3);
+        let wires: Vec<(Option<&str>, Option<&str>)> =
+            configs.iter().map(|c| (c.link.downstream.as_deref(), c.link.return_to.as_deref())).collect();
+        assert_eq!(
+            wires,
+            [(Some("127.0.0.1:101"), None), (Some("127.0.0.1:102"), None), (None, Some("127.0.0.1:100"))]
+        );
+        for (index, c) in (0_u32..).zip(&configs) {
+            assert_eq!((c.stage, c.stages, c.n_layers, c.chain.as_str()), (index, 3, 8, "tiny-0"));
+            assert_eq!(c.link.bind.port(), 100 + index as u16);
+            assert_eq!((c.control.bind.port(), c.health.bind.port()), (200 + index as u16, 300 + index as u16));
+            assert_eq!(c.model.digest.as_deref(), Some(planned.facts.digest.as_str()));
+            assert!(Path::new(&c.model.source).is_absolute() && c.model.source.ends_with("/t.gguf"), "{:?}", c.model);
+            assert_eq!(c.cache.dir, Path::new("/state/slices"));
+            assert_eq!((c.engine.context_length, c.engine.lanes, c.engine.threads), (512, 2, Some(2)));
+            assert_eq!(c.engine.rpc, ["127.0.0.1:50052"]);
+            assert_eq!(c.link.activations, Activations::F32);
+            assert_eq!((c.log.format, c.log.level.as_str()), (LogFormat::Json, "debug"));
+            assert_eq!(c.scheduling.drain_grace_s, 7);
+            assert_eq!(c.schedule_log.as_deref(), Some(Path::new(&format!("/logs/stage-{index}.schedule"))));
+            assert_eq!(c.api.is_some(), index == 0);
+            assert_eq!(StageConfig::from_yaml(&c.to_yaml().unwrap()).unwrap(), *c);
+        }
+        let api = configs[0].api.as_ref().unwrap();
+        assert_eq!((api.bind, api.model.as_str()), (local().api, "tiny"));
+        let layers: Vec<[u32; 2]> = configs.iter().map(|c| c.layers).collect();
+        assert!(layers[0][0] == 0 && layers[2][1] == 8 && layers.windows(2).all(|w| w[0][1] == w[1][0]), "{layers:?}");
+    }
+
+    #[test]
+    fn a_chain_of_one_has_no_wires() {
+        let dir = tempfile::tempdir().unwrap();
+        let planned = planned(dir.path(), "  stages: 1\n");
+        let configs = stage_configs(&planned, &local(), &ports(1)).unwrap();
+        assert_eq!((&configs[0].link.downstream, &configs[0].link.return_to), (&None, &None));
+        assert_eq!(configs[0].layers, [0, 8]);
+    }
+
+    #[test]
+    fn a_stage_that_does_not_fit_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let planned = planned(dir.path(), "  stages: 2\n");
+        let devices = vec![Device::new("big", None), Device::new("small", Some(1 << 20))];
+        let error = planning::prepare(&dir.path().join("m.yaml"), None, devices).unwrap_err().to_string();
+        assert!(error.contains("small") && error.contains("missing"), "{error}");
+        assert_eq!(planned.wanted.layout, Layout::Stages(2));
+        assert!(planned.memory_warning(Some(1)).unwrap().contains("spec.contextLength"));
+        assert_eq!(planned.memory_warning(Some(u64::MAX)), None);
+        assert_eq!(planned.memory_warning(None), None);
+    }
+
+    #[test]
+    fn threads_are_shared_out() {
+        let cores = u32::try_from(std::thread::available_parallelism().unwrap().get()).unwrap();
+        assert_eq!(default_threads(1), cores);
+        assert_eq!(default_threads(100_000), 1);
+        assert_eq!(default_threads(0), cores);
+    }
+}
