@@ -22,9 +22,16 @@ const F16_STEP: usize = 32 << 10;
 pub struct MessageReader {
     meta: Vec<u8>,
     half: Vec<f16>,
+    last_bytes: u64,
 }
 
 impl MessageReader {
+    /// Bytes of the message read last, header included.
+    #[must_use]
+    pub fn last_bytes(&self) -> u64 {
+        self.last_bytes
+    }
+
     /// Reads one message. The floats of f32 activations are read to where they stay. Not cancel-safe: after a dropped
     /// call the stream is out of step.
     ///
@@ -35,6 +42,7 @@ impl MessageReader {
         let mut head = [0; HEADER_BYTES];
         r.read_exact(&mut head).await.map_err(|e| LinkError::io("reading a message", e))?;
         let header = Header::parse(&head, limits)?;
+        self.last_bytes = header.total();
         self.fill_meta(r, header.meta_bytes()).await.map_err(|e| LinkError::io("reading sections and rows", e))?;
         let mut message = decode_meta(&header, &self.meta)?;
         if let (Message::Frame(frame), Some(dtype)) = (&mut message, header.dtype) {
@@ -83,7 +91,7 @@ pub struct MessageWriter {
 }
 
 impl MessageWriter {
-    /// Writes one message and flushes. f32 activations are written from where they are. Not cancel-safe.
+    /// Writes one message and flushes; returns its bytes. f32 activations are written from where they are. Not cancel-safe.
     ///
     /// # Errors
     /// [`LinkError::Codec`] when the message cannot be sent (nothing is written then), [`LinkError::Io`].
@@ -92,7 +100,7 @@ impl MessageWriter {
         w: &mut W,
         message: &Message,
         dtype: ActivationDtype,
-    ) -> Result<(), LinkError> {
+    ) -> Result<u64, LinkError> {
         self.head.clear();
         self.half.clear();
         let payload = match encode_head(message, dtype, &mut self.head)? {
@@ -103,7 +111,8 @@ impl MessageWriter {
                 self.half.as_bytes()
             }
         };
-        write_both(w, &self.head, payload).await.map_err(|e| LinkError::io("writing a message", e))
+        write_both(w, &self.head, payload).await.map_err(|e| LinkError::io("writing a message", e))?;
+        Ok((self.head.len() + payload.len()) as u64)
     }
 }
 
@@ -139,5 +148,5 @@ pub async fn write_message<W: AsyncWrite + Unpin>(
     message: &Message,
     dtype: ActivationDtype,
 ) -> Result<(), LinkError> {
-    MessageWriter::default().write(w, message, dtype).await
+    MessageWriter::default().write(w, message, dtype).await.map(|_| ())
 }

@@ -66,14 +66,19 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// When a message of `bytes` that goes out `now` arrives; `None` when nothing is injected. Messages follow each other
-    /// at the speed of the wire and share its delay.
-    pub(super) fn release(&mut self, conditioning: &Conditioning, now: Instant, bytes: u64) -> Option<Instant> {
+    /// When a message that goes out now arrives, by the clock and the size that `now_and_bytes` gives; `None` when nothing
+    /// is injected, without asking. Messages follow each other at the speed of the wire and share its delay.
+    pub(super) fn release(
+        &mut self,
+        conditioning: &Conditioning,
+        now_and_bytes: impl FnOnce() -> (Instant, u64),
+    ) -> Option<Instant> {
         let (delay_us, speed) = conditioning.get();
         if delay_us == 0 && speed.is_none() {
             self.free_at = None;
             return None;
         }
+        let (now, bytes) = now_and_bytes();
         let transfer = speed.map_or(0.0, |s| (bytes as f64 / s).min(MAX_TRANSFER));
         let sent = self.free_at.map_or(now, |t| t.max(now)) + Duration::from_secs_f64(transfer);
         self.free_at = Some(sent);
@@ -104,13 +109,13 @@ mod tests {
         let (c, now) = (Conditioning::default(), Instant::now());
         let ms = |n| Some(now + Duration::from_millis(n));
         let mut wire = Wire::default();
-        assert_eq!(wire.release(&c, now, 1000), None);
+        assert_eq!(wire.release(&c, || unreachable!("nothing is injected")), None);
         c.set(10_000.0, None).unwrap();
-        assert_eq!(wire.release(&c, now, 1000), ms(10));
-        assert_eq!(wire.release(&c, now, 1000), ms(10));
+        assert_eq!(wire.release(&c, || (now, 1000)), ms(10));
+        assert_eq!(wire.release(&c, || (now, 1000)), ms(10));
         c.set(10_000.0, Some(1e6)).unwrap();
-        assert_eq!(wire.release(&c, now, 5000), ms(15));
-        assert_eq!(wire.release(&c, now, 5000), ms(20));
-        assert_eq!(wire.release(&c, now + Duration::from_millis(50), 5000), ms(65));
+        assert_eq!(wire.release(&c, || (now, 5000)), ms(15));
+        assert_eq!(wire.release(&c, || (now, 5000)), ms(20));
+        assert_eq!(wire.release(&c, || (now + Duration::from_millis(50), 5000)), ms(65));
     }
 }

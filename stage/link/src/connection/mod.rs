@@ -219,10 +219,13 @@ impl Sender {
         self.queue.send(message).await.map_err(|_| self.closed_error())
     }
 
-    /// Queues a message from an OS thread; must not be called on a tokio worker, which it would block.
+    /// Queues a message from an OS thread, which waits while the queue is full.
     ///
     /// # Errors
     /// As [`Sender::send`].
+    ///
+    /// # Panics
+    /// When it would have to wait on a thread that runs async tasks; use [`Sender::send`] there.
     pub fn send_blocking(&self, message: Message) -> Result<(), SendError> {
         self.check(&message)?;
         let message = match self.queue.try_send(message) {

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::watched::WatchedRead;
 use super::{ClosedReason, Inbound, Parting, Permit, Shared};
-use crate::codec::{Message, MessageReader, wire_len};
+use crate::codec::{Message, MessageReader};
 use crate::error::LinkError;
 use crate::frame::{ErrorClass, Report};
 
@@ -62,7 +62,8 @@ async fn receive<R: AsyncRead + Unpin>(
             Ok(message) => message,
             Err(e) => return failed(shared, e, last_error),
         };
-        count(shared, &message);
+        shared.counters.received.fetch_add(1, Ordering::Relaxed);
+        shared.counters.received_bytes.fetch_add(reader.last_bytes(), Ordering::Relaxed);
         if let Message::Error(report) = &message {
             last_error = Some(report.clone());
         }
@@ -125,12 +126,4 @@ fn failed(shared: &Shared, e: LinkError, last_error: Option<Report>) -> (ClosedR
         (LinkError::Io { source, .. }, None) => (ClosedReason::PeerLost(Arc::new(source)), Parting::Cut),
         (e, None) => (ClosedReason::PeerLost(Arc::new(io::Error::other(e))), Parting::Cut),
     }
-}
-
-fn count(shared: &Shared, message: &Message) {
-    let c = &shared.counters;
-    c.received.fetch_add(1, Ordering::Relaxed);
-    // Never fails for a message that was just decoded.
-    let bytes = wire_len(message, shared.dtype, &shared.inbound).unwrap_or(0);
-    c.received_bytes.fetch_add(bytes, Ordering::Relaxed);
 }

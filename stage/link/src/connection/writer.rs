@@ -39,8 +39,9 @@ impl Outbox {
             while self.on_wire.len() < MAX_ON_WIRE
                 && let Some(message) = self.ready()
             {
-                let bytes = wire_len(&message, self.shared.dtype, &self.shared.outbound).unwrap_or(0);
-                match self.wire.release(&self.shared.options.conditioning, Instant::now(), bytes) {
+                let size = || wire_len(&message, self.shared.dtype, &self.shared.outbound).unwrap_or(0);
+                let facts = || (Instant::now(), size());
+                match self.wire.release(&self.shared.options.conditioning, facts) {
                     None if self.on_wire.is_empty() => return message,
                     release => self.on_wire.push_back((release.unwrap_or_else(Instant::now), message)),
                 }
@@ -114,12 +115,14 @@ pub(super) async fn run<W: AsyncWrite + Unpin>(w: W, shared: Arc<Shared>, queue:
             }
         };
         match (written, end) {
-            (Ok(()), None) => {}
-            (Ok(()), Some(end)) => break end,
+            (Ok(bytes), None) => {
+                shared.counters.sent.fetch_add(1, Ordering::Relaxed);
+                shared.counters.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            (Ok(_), Some(end)) => break end,
             (Err(_), Some(_)) => return,
             (Err(e), None) => return failed(&shared, e, ended).await,
         }
-        count(&shared, &message);
         if message == Message::Goodbye {
             shared.finish(ClosedReason::Local, Parting::Said);
         }
@@ -152,11 +155,4 @@ async fn failed(shared: &Shared, e: LinkError, ended: impl Future<Output = End>)
     if timeout(wait, ended).await.is_err() {
         shared.finish(reason, Parting::Cut);
     }
-}
-
-fn count(shared: &Shared, message: &Message) {
-    let c = &shared.counters;
-    c.sent.fetch_add(1, Ordering::Relaxed);
-    let bytes = wire_len(message, shared.dtype, &shared.outbound).unwrap_or(0);
-    c.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
 }
