@@ -28,7 +28,11 @@ pub async fn run(args: ChatArgs) -> Result<(), CliError> {
         if interactive {
             ui::text("> ");
         }
-        let line = lines.next_line().await.map_err(|source| CliError::System { action: "read the input", source })?;
+        let line = tokio::select! {
+            line = lines.next_line() => line,
+            _ = tokio::signal::ctrl_c(), if interactive => break,
+        };
+        let line = line.map_err(|source| CliError::System { action: "read the input", source })?;
         let Some(line) = line else { break };
         match line.trim() {
             "" => continue,

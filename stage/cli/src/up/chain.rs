@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use splitmodel_control::{Phase, StageStatus};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::progress::Progress;
 use super::ready;
@@ -19,6 +19,8 @@ use crate::error::CliError;
 const QUEUE: usize = 64;
 /// What the remaining stages get when the chain ends by a failure.
 const SHORT_GRACE: Duration = Duration::from_secs(2);
+/// What a stage gets beyond the grace, which it keeps to by itself.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// A chain to run.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ impl Chain {
                     Happened::Failed(error) => break Err(error),
                 },
                 Some((stage, status)) = reports.recv() => screen.report(stage, status.as_ref()),
-                () = screen.readiness() => screen.ready(),
+                asked = screen.readiness() => screen.ready(asked),
             }
         };
         drop(events);
@@ -87,7 +89,7 @@ impl Chain {
         if stopped {
             screen.say("draining; Ctrl-C again ends at once");
         }
-        let _ = orders.send(Order::Drain(if stopped { self.grace } else { SHORT_GRACE }));
+        let _ = orders.send(Order::Drain(if stopped { self.grace + SLACK } else { SHORT_GRACE }));
         loop {
             tokio::select! {
                 gone = supervisors.join_next() => if gone.is_none() { break },
@@ -107,7 +109,7 @@ struct Screen<'a> {
     chain: &'a Chain,
     progress: Progress,
     /// Resolves when the API says that tokens cross the chain. Watched only while stage 0 says it serves.
-    waiting: Option<tokio::task::JoinHandle<()>>,
+    waiting: Option<JoinHandle<Result<(), CliError>>>,
     serving: bool,
     times_ready: u32,
     /// A chain that ends is not broken.
@@ -157,18 +159,18 @@ impl<'a> Screen<'a> {
         }
     }
 
-    async fn readiness(&mut self) {
+    async fn readiness(&mut self) -> Result<(), CliError> {
         match &mut self.waiting {
-            // An abort is no readiness, and happens only together with `take`.
-            Some(task) => {
-                let _ = task.await;
-            }
+            Some(task) => task.await.unwrap_or(Ok(())),
             None => std::future::pending().await,
         }
     }
 
-    fn ready(&mut self) {
+    fn ready(&mut self, asked: Result<(), CliError>) {
         self.waiting = None;
+        if let Err(error) = asked {
+            return self.say(&format!("whether the API is ready is not known: {error}"));
+        }
         self.times_ready += 1;
         if self.times_ready > 1 {
             return self.say("ready again");

@@ -2,6 +2,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::error::CliError;
 use crate::http;
 
 /// Pause between two questions.
@@ -33,13 +34,17 @@ pub fn curl_line(url: &str, model: &str) -> String {
 }
 
 /// Resolves when `/ready` of the API answers 200: a token has crossed the whole chain.
-pub async fn until_ready(api: SocketAddr) {
-    let Ok(base) = http::base(&url(api)) else { return };
-    let (Ok(client), Ok(ready)) = (http::client(&base), http::join(&base, "ready")) else { return };
+///
+/// # Errors
+/// [`CliError`] when it cannot even be asked.
+pub async fn until_ready(api: SocketAddr) -> Result<(), CliError> {
+    let base = http::base(&url(api))?;
+    let client = http::client(&base)?;
+    let ready = http::join(&base, "ready")?;
     loop {
         let answer = client.get(ready.clone()).timeout(TIMEOUT).send().await;
         if answer.is_ok_and(|r| r.status() == 200) {
-            return;
+            return Ok(());
         }
         tokio::time::sleep(PAUSE).await;
     }
