@@ -22,22 +22,36 @@ enum Encoding {
     Deflate,
 }
 
-/// The JSON body of a request of at most `limit` bytes.
-pub(crate) async fn json(request: Request, limit: usize) -> Result<Value, ApiError> {
+/// A body as it came, within the limit.
+pub(crate) struct RawBody {
+    bytes: Vec<u8>,
+    encoding: Encoding,
+    limit: usize,
+}
+
+/// Reads the body of a request of at most `limit` bytes.
+pub(crate) async fn read(request: Request, limit: usize) -> Result<RawBody, ApiError> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
     let encoding = encoding(&parts.headers)?;
     let bytes = collect(&parts.headers, body, limit).await?;
-    let bytes = match encoding {
-        Encoding::Plain => bytes,
-        Encoding::Gzip => inflate(GzDecoder::new(&bytes[..]), limit)?,
-        Encoding::Deflate => inflate(ZlibDecoder::new(&bytes[..]), limit)?,
-    };
-    if bytes.is_empty() {
-        return Err(ApiError::new(ErrorClass::InvalidRequest, "The body is empty; a JSON object is needed."));
+    Ok(RawBody { bytes, encoding, limit })
+}
+
+impl RawBody {
+    /// The JSON in it, decompressed within the same limit. Takes a while for large bodies.
+    pub(crate) fn json(self) -> Result<Value, ApiError> {
+        let bytes = match self.encoding {
+            Encoding::Plain => self.bytes,
+            Encoding::Gzip => inflate(GzDecoder::new(&self.bytes[..]), self.limit)?,
+            Encoding::Deflate => inflate(ZlibDecoder::new(&self.bytes[..]), self.limit)?,
+        };
+        if bytes.is_empty() {
+            return Err(ApiError::new(ErrorClass::InvalidRequest, "The body is empty; a JSON object is needed."));
+        }
+        serde_json::from_slice(&bytes)
+            .map_err(|e| ApiError::new(ErrorClass::InvalidRequest, format!("The body is not valid JSON: {e}.")))
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::new(ErrorClass::InvalidRequest, format!("The body is not valid JSON: {e}.")))
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {

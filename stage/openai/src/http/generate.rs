@@ -34,8 +34,9 @@ pub(crate) async fn chat(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = body::json(request, app.config.body_limit).await?;
+    let body = body::read(request, app.config.body_limit).await?;
     let prepared = off_thread(&app, move |app| {
+        let body = body.json()?;
         let request = ChatRequest::read(&body, app.card())?;
         let (stream, include_usage) = (request.common.stream, request.common.include_usage);
         let job = prepare::chat(app, request, &id.0)?;
@@ -50,8 +51,9 @@ pub(crate) async fn completion(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = body::json(request, app.config.body_limit).await?;
+    let body = body::read(request, app.config.body_limit).await?;
     let prepared = off_thread(&app, move |app| {
+        let body = body.json()?;
         let request = CompletionRequest::read(&body, app.card())?;
         let (stream, include_usage) = (request.common.stream, request.common.include_usage);
         let (job, echoes) = prepare::completion(app, request, &id.0)?;

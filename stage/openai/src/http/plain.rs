@@ -60,8 +60,9 @@ struct Tokenize {
 
 /// `POST /tokenize`: `{"content": text}` to `{"tokens": [ids]}`.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request, app.config.body_limit).await?;
+    let body = body::read(request, app.config.body_limit).await?;
     off_thread(&app, move |app| {
+        let body = body.json()?;
         let raw: Tokenize = read(&body)?;
         check_model(raw.model.as_deref(), app.card())?;
         let text = raw.content.or(raw.prompt);
@@ -81,8 +82,9 @@ struct Detokenize {
 
 /// `POST /detokenize`: `{"tokens": [ids]}` to `{"content": text}`.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request, app.config.body_limit).await?;
+    let body = body::read(request, app.config.body_limit).await?;
     off_thread(&app, move |app| {
+        let body = body.json()?;
         let raw: Detokenize = read(&body)?;
         check_model(raw.model.as_deref(), app.card())?;
         let tokens = tokens("tokens", &raw.tokens, app.card())?;

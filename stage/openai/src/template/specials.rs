@@ -22,21 +22,31 @@ pub(crate) struct Specials {
     finder: Option<AhoCorasick>,
     ids: Vec<Token>,
     set: HashSet<Token>,
-    texts: Vec<String>,
+    /// Every proper beginning and end of a token's text.
+    begins: HashSet<String>,
+    ends: HashSet<String>,
+    longest: usize,
 }
 
 impl Specials {
     /// A finder of `tokens`; those with empty texts are left out.
     pub(crate) fn new(tokens: &[SpecialToken]) -> Result<Self, BuildError> {
         let tokens: Vec<&SpecialToken> = tokens.iter().filter(|t| !t.text.is_empty()).collect();
-        let texts: Vec<String> = tokens.iter().map(|t| t.text.clone()).collect();
+        let texts: Vec<&str> = tokens.iter().map(|t| t.text.as_str()).collect();
         let finder = if texts.is_empty() {
             None
         } else {
             Some(AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&texts)?)
         };
-        let ids: Vec<Token> = tokens.iter().map(|t| t.id).collect();
-        Ok(Self { finder, set: ids.iter().copied().collect(), ids, texts })
+        let cuts = || texts.iter().flat_map(|t| parts(t));
+        Ok(Self {
+            finder,
+            ids: tokens.iter().map(|t| t.id).collect(),
+            set: tokens.iter().map(|t| t.id).collect(),
+            begins: cuts().map(|(begin, _)| begin.to_owned()).collect(),
+            ends: cuts().map(|(_, end)| end.to_owned()).collect(),
+            longest: texts.iter().map(|t| t.len()).max().unwrap_or(0),
+        })
     }
 
     /// Whether `token` is a control token; its text is not shown.
@@ -79,10 +89,11 @@ impl Specials {
         let tail = text.trim_end().len();
         if head < tail {
             let body = &text[head..tail];
-            if self.texts.iter().any(|t| parts(t).any(|(_, end)| body.starts_with(end))) {
+            let lengths = 1..=body.len().min(self.longest);
+            if lengths.clone().any(|n| body.get(..n).is_some_and(|b| self.ends.contains(b))) {
                 out.push(head);
             }
-            if self.texts.iter().any(|t| parts(t).any(|(begin, _)| body.ends_with(begin))) {
+            if lengths.clone().any(|n| body.get(body.len() - n..).is_some_and(|e| self.begins.contains(e))) {
                 out.push(tail);
             }
         }
