@@ -75,6 +75,14 @@ fn scale_of(row: &[f32]) -> f32 {
     f32::from_bits(((exponent - 14).clamp(-126, 126) + 127).cast_unsigned() << 23)
 }
 
+/// Largest f16 below 2^15.
+const BELOW_2_15: f32 = 32_752.0;
+
+/// Whether the row holds values of the highest exponent of f32.
+fn max_exponent(scale: f32) -> bool {
+    scale >= 2f32.powi(113)
+}
+
 /// Appends the wire form of `rows × width` floats to `out`.
 pub(super) fn to_f16(data: &[f32], width: usize, out: &mut Vec<f16>) {
     let mut scaled = vec![0.0f32; width];
@@ -83,6 +91,10 @@ pub(super) fn to_f16(data: &[f32], width: usize, out: &mut Vec<f16>) {
         let inverse = 1.0 / scale;
         for (s, x) in scaled.iter_mut().zip(row) {
             *s = x * inverse;
+        }
+        if max_exponent(scale) {
+            // Rounding up would give 2^15, which times this scale is no f32 any more.
+            scaled.iter_mut().filter(|s| s.is_finite()).for_each(|s| *s = s.clamp(-BELOW_2_15, BELOW_2_15));
         }
         let start = out.len();
         out.resize(start + f16_row(width), f16::ZERO);
