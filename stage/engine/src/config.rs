@@ -101,7 +101,10 @@ impl EngineConfig {
             ));
         }
         if self.lanes == 0 || self.lanes > MAX_LANES {
-            return Err(EngineError::config("lanes", format!("is {}; it must be between 1 and {MAX_LANES}", self.lanes)));
+            return Err(EngineError::config(
+                "lanes",
+                format!("is {}; it must be between 1 and {MAX_LANES}", self.lanes),
+            ));
         }
         if !self.kv_unified {
             return Err(EngineError::config(
@@ -132,7 +135,8 @@ impl EngineConfig {
 
     /// Threads for one row and for several rows, with the defaults filled in.
     pub(crate) fn thread_counts(&self) -> (u32, u32) {
-        let cores = || std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(512).min(512));
+        let cores =
+            || std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(512).min(512));
         let one = if self.threads == 0 { cores() } else { self.threads };
         (one, if self.threads_batch == 0 { one } else { self.threads_batch })
     }
@@ -182,17 +186,8 @@ pub enum CacheType {
 
 impl CacheType {
     /// Every type llama.cpp takes for a cache.
-    pub const ALL: [Self; 9] = [
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::Q8_0,
-        Self::Q5_1,
-        Self::Q5_0,
-        Self::Q4_1,
-        Self::Q4_0,
-        Self::Iq4Nl,
-    ];
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q5_1, Self::Q5_0, Self::Q4_1, Self::Q4_0, Self::Iq4Nl];
 
     /// Whether values are stored in quantised blocks.
     #[must_use]

@@ -100,11 +100,7 @@ mod tests {
         let places: Vec<_> = use_.buffers.iter().map(|b| (b.place.as_str(), b.weights, b.kv)).collect();
         assert_eq!(
             places,
-            [
-                ("CPU_Mapped", mib(92.5), 0),
-                ("RPC0[127.0.0.1:7501]", mib(10.0), 0),
-                ("CPU", 0, mib(23.0)),
-            ]
+            [("CPU_Mapped", mib(92.5), 0), ("RPC0[127.0.0.1:7501]", mib(10.0), 0), ("CPU", 0, mib(23.0)),]
         );
     }
 }

@@ -78,7 +78,8 @@ impl Slice {
         config.validate()?;
         let path = files.slice.as_path();
         let gguf = check_file(path)?;
-        let (first, end, of) = (key(&gguf, path, keys::FIRST)?, key(&gguf, path, keys::END)?, key(&gguf, path, keys::LAYERS)?);
+        let (first, end, of) =
+            (key(&gguf, path, keys::FIRST)?, key(&gguf, path, keys::END)?, key(&gguf, path, keys::LAYERS)?);
         let layers = key(&gguf, path, &gguf.arch_key("block_count"))?;
         if first >= end || end > of || end - first != layers {
             let reason = format!("it says layers {first}..{end} of {of} and has {layers}; write it again");
@@ -136,7 +137,8 @@ impl Slice {
         let (model, model_log) = Model::load(path, config, progress)?;
         let (n_embd, n_embd_inp, n_vocab) = (model.n_embd(), model.n_embd_inp(), model.n_vocab());
         if n_embd == 0 || n_embd != n_embd_inp {
-            let reason = format!("rows going in have {n_embd_inp} floats, rows coming out {n_embd}: it cannot be chained");
+            let reason =
+                format!("rows going in have {n_embd_inp} floats, rows coming out {n_embd}: it cannot be chained");
             return Err(EngineError::file(path, reason));
         }
         let order = model.row_order();
@@ -209,15 +211,16 @@ impl Slice {
     /// Checks everything that llama.cpp would abort on or read beyond.
     fn check(&self, batch: &Batch<'_>) -> Result<(), RuntimeError> {
         let rows = batch.lanes.len();
-        let shape = |what, want, got| if want == got { Ok(()) } else { Err(RuntimeError::Shape { what, want, got }) };
+        let wrong = |what, want, got| Err(RuntimeError::Shape { what, want, got });
+        let shape = |what, want, got| if want == got { Ok(()) } else { wrong(what, want, got) };
         shape("positions of a batch", rows, batch.positions.len())?;
         shape("want flags of a batch", rows, batch.want.len())?;
         shape("input values of a batch", rows.saturating_mul(self.width), batch.input.len())?;
         if rows > self.context.max_rows() {
-            return shape("rows of a batch, at most", self.context.max_rows(), rows);
+            return wrong("rows of a batch, at most", self.context.max_rows(), rows);
         }
         if let Some(&lane) = batch.lanes.iter().find(|&&l| !self.context.has_lane(l)) {
-            return shape("lanes (a batch names one beyond)", self.lanes as usize, usize::from(lane));
+            return wrong("a lane below the number of lanes", self.lanes as usize, usize::from(lane));
         }
         // llama.cpp adds 1 to positions, and −1 marks an empty cell.
         if batch.positions.iter().any(|p| !(0..Position::MAX).contains(p)) {
@@ -281,7 +284,9 @@ impl Slice {
         let mixed = lanes.iter().any(|l| *l != lanes[0]);
         match self.context.captured(mixed) {
             Ok(values) if values.len() == want => self.rows.extend_from_slice(values),
-            Ok(values) => return Err(RuntimeError::Shape { what: "output of the last layer", want, got: values.len() }),
+            Ok(values) => {
+                return Err(RuntimeError::Shape { what: "output of the last layer", want, got: values.len() });
+            }
             Err(what) => return Err(RuntimeError::Shape { what, want, got: 0 }),
         }
         Ok(())

@@ -34,7 +34,7 @@ impl Tokenizer {
         crate::slice::check_file(path)?;
         let model = Model::load_vocabulary(path)?;
         let n_vocab = model.n_vocab();
-        if n_vocab == 0 {
+        if n_vocab == 0 || !model.has_vocabulary() {
             return Err(EngineError::file(path, "it has no tokens; the tokenizer package of the model is needed here"));
         }
         let ids = 0..Token::try_from(n_vocab).unwrap_or(Token::MAX);

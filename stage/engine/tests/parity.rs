@@ -1,5 +1,7 @@
 //! Slices against the unsplit model: the same schedule must give the same bits.
 
+#![allow(clippy::unwrap_used, reason = "test code")]
+
 mod common;
 
 use common::{Chain, LAYERS, Row, argmax, assert_same, config, prompt, run, whole};
@@ -36,7 +38,8 @@ fn schedule(chain: &mut Chain) -> Vec<Vec<f32>> {
     chain.each(|s| s.seq_cp(0, 2, 0, half));
     step(chain, &run(2, half, &tokens[3..8]), &mut out);
     // Three sequences of unlike lengths in a batch, interleaved, several rows of one wanted.
-    let rows = [(0, at, next, true), (1, 9, tokens[9], true), (2, half + 5, tokens[1], false), (1, 10, tokens[10], true)];
+    let rows =
+        [(0, at, next, true), (1, 9, tokens[9], true), (2, half + 5, tokens[1], false), (1, 10, tokens[10], true)];
     step(chain, &rows, &mut out);
     // Trim lane 0 to a third and decode differently from there; free lane 1.
     let third = tokens.len() as i32 / 3;

@@ -31,7 +31,11 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, EngineError> {
 
 impl Model {
     /// Loads weights to where `config` wants them.
-    pub(crate) fn load(path: &Path, config: &EngineConfig, progress: Progress<'_>) -> Result<(Self, Record), EngineError> {
+    pub(crate) fn load(
+        path: &Path,
+        config: &EngineConfig,
+        progress: Progress<'_>,
+    ) -> Result<(Self, Record), EngineError> {
         let placement = backend::place(config)?;
         let mut devices: Vec<_> = placement.devices.iter().map(|d| d.0).collect();
         // An empty list keeps llama.cpp from choosing devices itself.
@@ -123,9 +127,8 @@ impl Model {
     /// What llama.cpp does with the order of rows.
     pub(crate) fn row_order(&self) -> RowOrder {
         // SAFETY: the model is alive.
-        let (recurrent, hybrid) = unsafe {
-            (sys::llama_model_is_recurrent(self.as_ptr()), sys::llama_model_is_hybrid(self.as_ptr()))
-        };
+        let (recurrent, hybrid) =
+            unsafe { (sys::llama_model_is_recurrent(self.as_ptr()), sys::llama_model_is_hybrid(self.as_ptr())) };
         match (recurrent, hybrid) {
             (_, true) => RowOrder::Grouped,
             (true, false) => RowOrder::Consecutive,

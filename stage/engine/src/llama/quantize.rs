@@ -22,8 +22,7 @@ pub fn to_f32(model: &Path, out: &Path) -> Result<(), EngineError> {
     params.ftype = sys::LLAMA_FTYPE_ALL_F32;
     params.allow_requantize = true;
     // SAFETY: paths and parameters live for the call.
-    let (code, record) =
-        Record::of(|| unsafe { sys::llama_model_quantize(from.as_ptr(), to.as_ptr(), &params) });
+    let (code, record) = Record::of(|| unsafe { sys::llama_model_quantize(from.as_ptr(), to.as_ptr(), &params) });
     if code == 0 {
         return Ok(());
     }

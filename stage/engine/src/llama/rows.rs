@@ -84,8 +84,7 @@ mod tests {
 
     #[test]
     fn impossible_rows_are_refused() {
-        for (type_, width) in [(9999, 32), (sys::GGML_TYPE_Q8_0, 31), (4, 32), (sys::GGML_TYPE_I32, 4), (0, 0)]
-        {
+        for (type_, width) in [(9999, 32), (sys::GGML_TYPE_Q8_0, 31), (4, 32), (sys::GGML_TYPE_I32, 4), (0, 0)] {
             assert!(Decoder::new(type_, width).is_err(), "{type_} {width}");
         }
     }

@@ -15,8 +15,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 const NAME: &CStr = c"RPC";
 
 type AddServer = unsafe extern "C" fn(*const c_char) -> sys::ggml_backend_reg_t;
-type StartServer =
-    unsafe extern "C" fn(*const c_char, *const c_char, usize, usize, *mut sys::ggml_backend_dev_t);
+type StartServer = unsafe extern "C" fn(*const c_char, *const c_char, usize, usize, *mut sys::ggml_backend_dev_t);
 
 fn failed(endpoint: &str, reason: impl std::fmt::Display) -> EngineError {
     EngineError::Rpc { endpoint: endpoint.to_owned(), reason: reason.to_string() }

@@ -21,8 +21,14 @@ fn known(token: Token) -> Option<Token> {
 }
 
 impl Model {
-    pub(crate) fn bos(&self) -> Option<Token> {
+    /// Whether there is a vocabulary. llama.cpp aborts on the questions below where there is none, as in stage packages.
+    pub(crate) fn has_vocabulary(&self) -> bool {
         // SAFETY: the vocabulary lives as long as the model; so below.
+        unsafe { sys::llama_vocab_type(self.vocab()) != sys::LLAMA_VOCAB_TYPE_NONE }
+    }
+
+    pub(crate) fn bos(&self) -> Option<Token> {
+        // SAFETY: as above.
         known(unsafe { sys::llama_vocab_bos(self.vocab()) })
     }
 

@@ -1,5 +1,6 @@
 //! What the tests share: the sample model, its packages, and a chain of slices driven like one model.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -87,6 +88,18 @@ pub fn run(lane: u16, at: i32, tokens: &[i32]) -> Vec<Row> {
 pub struct Chain(pub Vec<Slice>);
 
 impl Chain {
+    /// `model` cut at `cuts`.
+    pub fn of(model: &Model, cuts: &[u32], config: &EngineConfig) -> Self {
+        let slice = |c: &[u32]| {
+            let files = SliceFiles {
+                slice: package_of(model, Package::Stage { first: c[0], end: c[1] }),
+                embedding: (c[0] == 0).then(|| package_of(model, Package::Embedding)),
+            };
+            Slice::load(&files, config, &mut |_| true).unwrap()
+        };
+        Self(cuts.windows(2).map(slice).collect())
+    }
+
     /// The sample model cut at `cuts`: `[0, 22, 30]` is two stages.
     pub fn load(cuts: &[u32], config: &EngineConfig) -> Self {
         Self(cuts.windows(2).map(|c| slice(c[0], c[1], config)).collect())
