@@ -1,0 +1,8 @@
+//! Prints the CustomResourceDefinition: `cargo run -p splitmodel-api --example crdgen > crds/splitmodel.yaml`.
+
+use std::io::Write as _;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    std::io::stdout().write_all(splitmodel_api::crd_yaml()?.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! The CustomResourceDefinition.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+use serde_json::Value;
+
+use crate::SplitModel;
+
+/// Formats that the API server knows; it warns about others.
+const FORMATS: [&str; 4] = ["int32", "int64", "date-time", "double"];
+
+/// The definition as the API server takes it without a warning.
+#[must_use]
+pub fn crd() -> CustomResourceDefinition {
+    let derived = SplitModel::crd();
+    serde_json::from_value(crd_value(&derived)).unwrap_or(derived)
+}
+
+fn crd_value(derived: &CustomResourceDefinition) -> Value {
+    let mut value = serde_json::to_value(derived).unwrap_or_default();
+    clean(&mut value);
+    value
+}
+
+fn clean(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            let known = |format: &Value| format.as_str().is_some_and(|f| FORMATS.contains(&f));
+            // A property may be called "format"; then it is an object.
+            if map.get("format").is_some_and(|f| f.is_string() && !known(f)) {
+                map.remove("format");
+            }
+            // Without it the API server drops nulls, so `has()` in rules means what it says.
+            if map.get("nullable").is_some_and(Value::is_boolean) {
+                map.remove("nullable");
+            }
+            map.values_mut().for_each(clean);
+        }
+        Value::Array(list) => list.iter_mut().for_each(clean),
+        Value::Number(number) => {
+            // Bounds are whole numbers; `1.0` is valid, but `1` is what people read.
+            if let Some(whole) = number.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 1e15) {
+                *value = (whole as i64).into();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// [`crd`] as YAML, the content of crds/splitmodel.yaml.
+///
+/// # Errors
+/// The serialiser's words.
+pub fn crd_yaml() -> Result<String, String> {
+    serde_saphyr::to_string(&crd_value(&SplitModel::crd())).map_err(|e| e.to_string())
+}
