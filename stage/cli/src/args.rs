@@ -51,7 +51,7 @@ pub struct UpArgs {
     /// Number of stages, instead of what the manifest says.
     #[arg(long, value_name = "N")]
     pub stages: Option<u32>,
-    /// Threads of each stage [default: cores ÷ stages, at least 1].
+    /// Threads of each stage [default: as in the manifest, else cores ÷ stages, at least 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Directory of slices, logs and the list of running chains [default: $XDG_STATE_HOME/splitmodel or
@@ -76,9 +76,13 @@ pub struct UpArgs {
     /// Failures in a row, without serving in between, after which a stage is given up.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub restart_limit: u32,
-    /// Seconds that running requests get to finish after Ctrl-C; a second Ctrl-C ends at once.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    pub grace: u32,
+    /// Seconds that running requests get to finish after Ctrl-C; a second Ctrl-C ends at once [default:
+    /// spec.deadlines.drainSeconds].
+    #[arg(long, value_name = "SECONDS")]
+    pub grace: Option<u32>,
+    /// File with the keys that clients of the API must present, one per line.
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
 }
 
 /// `splitmodel plan`.

@@ -2,6 +2,7 @@
 use std::path::Path;
 
 use serde::Serialize;
+use splitmodel_api::Quantity;
 use splitmodel_control::config::{CacheType, FlashAttention};
 use splitmodel_gguf::{Model, ModelFacts, TensorType};
 use splitmodel_planner::{Device, Layout, Plan, PlanOptions, plan};
@@ -25,18 +26,32 @@ pub struct Planned {
     pub plan: Plan,
 }
 
-/// Reads the manifest `file`, opens its model and plans; `stages` overrides the manifest, `devices` stand in the order of the
-/// chain (none: every stage runs on this machine).
+/// Where the stages run.
+#[derive(Clone, Debug)]
+pub enum Devices {
+    /// All on this machine.
+    Here,
+    /// On the GPUs of the manifest, if it says how large they are; else on this machine.
+    Declared,
+    /// On these, in the order of the chain.
+    Given(Vec<Device>),
+}
+
+/// Reads the manifest `file`, opens its model and plans; `stages` overrides the manifest.
 ///
 /// # Errors
 /// [`CliError`]: the manifest's field, the model's file, or the stage that does not fit.
-pub fn prepare(file: &Path, stages: Option<u32>, devices: Vec<Device>) -> Result<Planned, CliError> {
+pub fn prepare(file: &Path, stages: Option<u32>, devices: Devices) -> Result<Planned, CliError> {
     let mut wanted = manifest::load(file)?;
     if let Some(stages) = stages {
-        wanted.layout = Layout::Stages(stages);
+        wanted.override_stages(stages)?;
     }
-    let facts = facts(&open_model(&wanted.path, &wanted.source)?, &wanted.source)?;
-    let devices = if devices.is_empty() { local_devices(&wanted.layout) } else { devices };
+    let facts = facts(&open_model(&wanted.path, wanted.source())?, wanted.source())?;
+    let devices = match devices {
+        Devices::Here => local_devices(&wanted.layout),
+        Devices::Declared => wanted.devices().unwrap_or_else(|| local_devices(&wanted.layout)),
+        Devices::Given(devices) => devices,
+    };
     let plan = plan(&facts, &devices, &options(&wanted)).map_err(|e| CliError::Plan(e.to_string()))?;
     Ok(Planned { wanted, facts, plan })
 }
@@ -79,7 +94,7 @@ fn local_devices(layout: &Layout) -> Vec<Device> {
 /// What the plan must hold besides weights.
 #[must_use]
 pub fn options(wanted: &Wanted) -> PlanOptions {
-    let engine = &wanted.engine;
+    let engine = wanted.engine(0);
     PlanOptions {
         layout: wanted.layout.clone(),
         lanes: engine.lanes,
@@ -113,13 +128,13 @@ impl Planned {
     pub fn table(&self) -> String {
         let f = &self.facts;
         let name = if f.name.is_empty() { &self.wanted.name } else { &f.name };
-        let e = &self.wanted.engine;
+        let spec = &self.wanted.spec;
         format!(
             "{name}: {}, {} layers; {} sessions of {} tokens\n{}",
             f.arch,
             f.n_layers,
-            e.lanes,
-            e.context_length,
+            spec.parallel,
+            spec.context_length,
             self.plan.to_string().trim_end()
         )
     }
@@ -172,11 +187,12 @@ struct ModelFactsShort<'a> {
 /// As [`prepare`], and [`CliError::Flag`].
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     let devices = args.device.iter().map(|d| parse_device(d)).collect::<Result<Vec<_>, _>>()?;
+    let devices = if devices.is_empty() { Devices::Declared } else { Devices::Given(devices) };
     let planned = prepare(&args.file, args.stages, devices)?;
     if args.json {
         let f = &planned.facts;
         let model = ModelFactsShort {
-            source: &planned.wanted.source,
+            source: planned.wanted.source(),
             arch: &f.arch,
             name: &f.name,
             digest: &f.digest,
@@ -198,54 +214,16 @@ fn parse_device(text: &str) -> Result<Device, CliError> {
         message: format!("`{text}` is no device; write name=memory, such as gpu0=24Gi"),
     };
     let (name, memory) = text.split_once('=').ok_or_else(bad)?;
-    let memory = parse_bytes(memory.trim()).ok_or_else(bad)?;
+    let memory = Quantity(memory.trim().to_owned()).bytes().ok_or_else(bad)?;
     if name.trim().is_empty() {
         return Err(bad());
     }
     Ok(Device::new(name.trim(), Some(memory)))
 }
 
-/// Bytes with an optional suffix: k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (powers of 1024); a fraction is allowed.
-fn parse_bytes(text: &str) -> Option<u64> {
-    const UNITS: [(&str, u64); 8] = [
-        ("Ki", 1 << 10),
-        ("Mi", 1 << 20),
-        ("Gi", 1 << 30),
-        ("Ti", 1 << 40),
-        ("k", 1000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-    ];
-    let (number, unit) =
-        UNITS.iter().find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|n| (n, *unit))).unwrap_or((text, 1));
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() || fraction.len() > 9 || !number.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
-        return None;
-    }
-    let whole: u128 = u128::from(whole.parse::<u64>().ok()?) * u128::from(unit);
-    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
-    let part =
-        if fraction.is_empty() { 0 } else { u128::from(fraction.parse::<u64>().ok()?) * u128::from(unit) / scale };
-    u64::try_from(whole + part).ok().filter(|bytes| *bytes > 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_is_written_as_in_kubernetes() {
-        let good = [("24Gi", 24 << 30), ("1.5Ki", 1536), ("512Mi", 512 << 20), ("80G", 80_000_000_000), ("7", 7)];
-        for (text, bytes) in good {
-            assert_eq!(parse_bytes(text), Some(bytes), "{text}");
-        }
-        for bad in
-            ["", "Gi", "1.2.3Gi", "-1", "1e3", "0", "99999999999999999999", "18446744073709551615Ti", "1 Gi", ".5Gi"]
-        {
-            assert_eq!(parse_bytes(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn devices_are_names_with_memory() {

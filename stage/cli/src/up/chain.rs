@@ -35,6 +35,8 @@ pub struct Chain {
     pub api: SocketAddr,
     /// Name of the model.
     pub model: String,
+    /// Whether the API asks for a key.
+    pub keyed: bool,
     /// Whether standard error is a terminal.
     pub terminal: bool,
 }
@@ -181,7 +183,7 @@ impl<'a> Screen<'a> {
         let lines = format!(
             "ready: {url} serves {} over {stages} stage{plural}\n{}",
             self.chain.model,
-            ready::curl_line(&url, &self.chain.model)
+            ready::curl_line(&url, &self.chain.model, self.chain.keyed)
         );
         self.progress.print(&lines);
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use splitmodel_control::StageConfig;
 use splitmodel_control::config::{
-    ApiConfig, BindConfig, CacheConfig, LinkConfig, LogConfig, ModelConfig, SchedulingConfig, Telemetry,
+    BindConfig, CacheConfig, EngineConfig, LinkConfig, LogConfig, ModelConfig, SchedulingConfig, Telemetry,
 };
 
 use super::ports::StagePorts;
@@ -19,16 +19,18 @@ pub struct Local {
     pub api: SocketAddr,
     /// Directory of slices.
     pub cache: PathBuf,
-    /// Threads of each stage.
-    pub threads: u32,
+    /// Threads of each stage; absent: as the manifest says, or the cores shared out.
+    pub threads: Option<u32>,
     /// Logs.
     pub log: LogConfig,
     /// Directory of schedule logs.
     pub schedules: Option<PathBuf>,
     /// ggml-RPC servers.
     pub rpc: Vec<String>,
-    /// Seconds that running requests get at the end.
-    pub grace_s: u32,
+    /// Seconds that running requests get at the end; absent: as the manifest says.
+    pub grace_s: Option<u32>,
+    /// File of API keys.
+    pub api_key_file: Option<PathBuf>,
 }
 
 /// Threads of each stage when the user names none: the cores, shared out, at least 1.
@@ -47,6 +49,7 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
     let configs = (0..stages).zip(&planned.plan.stages).zip(ports).map(|((stage, plan), own)| {
         let next = ports.get(stage as usize + 1);
         let first = ports.first().filter(|_| stage > 0 && next.is_none());
+        let engine = engine(planned, local, stage);
         let config = StageConfig {
             chain: format!("{}-0", planned.wanted.name),
             stage,
@@ -62,14 +65,14 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
                 bind: own.link,
                 downstream: next.map(|p| p.link.to_string()),
                 return_to: first.map(|p| p.link.to_string()),
-                activations: planned.wanted.activations,
+                activations: planned.wanted.activations(),
                 ..LinkConfig::default()
             },
             control: BindConfig { bind: own.control },
             health: BindConfig { bind: own.health },
-            api: (stage == 0).then(|| ApiConfig { bind: local.api, ..planned.wanted.api.clone() }),
-            engine: engine(planned, local),
-            scheduling: scheduling(planned, local),
+            api: (stage == 0).then(|| planned.wanted.api(local.api, local.api_key_file.clone())),
+            scheduling: scheduling(planned, local, engine.n_ubatch),
+            engine,
             log: local.log.clone(),
             telemetry: Telemetry::default(),
             schedule_log: local.schedules.as_ref().map(|dir| dir.join(format!("stage-{stage}.schedule"))),
@@ -80,22 +83,20 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
     configs.collect()
 }
 
-fn engine(planned: &Planned, local: &Local) -> splitmodel_control::config::EngineConfig {
-    let mut engine = planned.wanted.engine.clone();
-    engine.threads = Some(local.threads);
+fn engine(planned: &Planned, local: &Local, stage: u32) -> EngineConfig {
+    let mut engine = planned.wanted.engine(stage as usize);
+    let threads = local.threads.or(engine.threads);
+    engine.threads = Some(threads.unwrap_or_else(|| default_threads(planned.plan.stages.len())));
     engine.rpc.extend(local.rpc.iter().cloned());
     engine
 }
 
-fn scheduling(planned: &Planned, local: &Local) -> SchedulingConfig {
-    let n_ubatch = planned.wanted.engine.n_ubatch;
-    let default = SchedulingConfig::default();
-    SchedulingConfig {
-        prefill_chunk: default.prefill_chunk.min(n_ubatch),
-        prefill_chunk_shared: default.prefill_chunk_shared.min(n_ubatch),
-        drain_grace_s: local.grace_s,
-        ..default
+fn scheduling(planned: &Planned, local: &Local, n_ubatch: u32) -> SchedulingConfig {
+    let mut scheduling = planned.wanted.scheduling(n_ubatch);
+    if let Some(grace) = local.grace_s {
+        scheduling.drain_grace_s = grace;
     }
+    scheduling
 }
 
 #[cfg(test)]
@@ -107,7 +108,7 @@ mod tests {
     use splitmodel_planner::{Device, Layout};
 
     use super::*;
-    use crate::planning;
+    use crate::planning::{self, Devices};
 
     fn planned(dir: &Path, spec: &str) -> Planned {
         Tiny::new(Arch::Llama).write(dir.join("t.gguf")).unwrap();
@@ -115,18 +116,19 @@ mod tests {
         let head = "apiVersion: splitmodel.dev/v1alpha1\nkind: SplitModel\nmetadata: { name: tiny }\nspec:";
         let source = dir.join("t.gguf").display().to_string();
         std::fs::write(&file, format!("{head}\n  model: {{ source: 'file://{source}' }}\n{spec}")).unwrap();
-        planning::prepare(&file, None, Vec::new()).unwrap()
+        planning::prepare(&file, None, Devices::Here).unwrap()
     }
 
     fn local() -> Local {
         Local {
             api: "127.0.0.1:8000".parse().unwrap(),
             cache: "/state/slices".into(),
-            threads: 2,
+            threads: Some(2),
             log: LogConfig { format: LogFormat::Json, level: "debug".into() },
             schedules: Some("/logs".into()),
             rpc: vec!["127.0.0.1:50052".into()],
-            grace_s: 7,
+            grace_s: Some(7),
+            api_key_file: Some("/keys".into()),
         }
     }
 
@@ -165,6 +167,7 @@ mod tests {
         }
         let api = configs[0].api.as_ref().unwrap();
         assert_eq!((api.bind, api.model.as_str()), (local().api, "tiny"));
+        assert_eq!(api.api_key_file.as_deref(), Some(Path::new("/keys")));
         let layers: Vec<[u32; 2]> = configs.iter().map(|c| c.layers).collect();
         assert!(layers[0][0] == 0 && layers[2][1] == 8 && layers.windows(2).all(|w| w[0][1] == w[1][0]), "{layers:?}");
     }
@@ -182,7 +185,7 @@ mod tests {
     fn a_stage_that_does_not_fit_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let planned = planned(dir.path(), "  stages: 2\n");
-        let devices = vec![Device::new("big", None), Device::new("small", Some(1 << 20))];
+        let devices = Devices::Given(vec![Device::new("big", None), Device::new("small", Some(1 << 20))]);
         let error = planning::prepare(&dir.path().join("m.yaml"), None, devices).unwrap_err().to_string();
         assert!(error.contains("small") && error.contains("missing"), "{error}");
         assert_eq!(planned.wanted.layout, Layout::Stages(2));

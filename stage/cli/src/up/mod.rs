@@ -18,7 +18,7 @@ use splitmodel_control::config::{LogConfig, LogFormat};
 
 use crate::args::{LogFormatArg, UpArgs};
 use crate::error::CliError;
-use crate::planning::{self, Planned};
+use crate::planning::{self, Devices, Planned};
 use crate::rundir::{self, RunDir, RunState};
 use crate::ui;
 use chain::{Chain, Ended};
@@ -44,7 +44,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     let state = rundir::state_dir(args.state_dir.as_deref())?;
     // Reading a large model's header takes a while; Ctrl-C must not.
     let (file, stages) = (args.file.clone(), args.stages);
-    let planning = tokio::task::spawn_blocking(move || planning::prepare(&file, stages, Vec::new()));
+    let planning = tokio::task::spawn_blocking(move || planning::prepare(&file, stages, Devices::Here));
     let planned = tokio::select! {
         planned = planning => planned.map_err(|e| CliError::Plan(format!("planning was cut short: {e}")))??,
         () = signals.next() => return Ok(()),
@@ -53,7 +53,8 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     if let Some(warning) = planned.memory_warning(planning::available_memory()) {
         ui::note(&warning);
     }
-    let local = local(&args, api, &state, planned.plan.stages.len())?;
+    check_keys(&args, &planned)?;
+    let local = local(&args, api, &state)?;
     let mut run = RunDir::create(&state, &planned.wanted.name)?;
     let setup = Setup { args: &args, planned: &planned, local: &local, binary: &binary };
     for _ in 0..PORT_TRIES {
@@ -77,7 +78,26 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     Err(CliError::Ports(PORT_TRIES))
 }
 
-fn local(args: &UpArgs, api: SocketAddr, state: &Path, stages: usize) -> Result<Local, CliError> {
+/// The keys of a cluster are in a Secret; an API that was meant to be closed must not open to a network.
+fn check_keys(args: &UpArgs, planned: &Planned) -> Result<(), CliError> {
+    if let Some(file) = &args.api_key_file {
+        return std::fs::File::open(file).map(|_| ()).map_err(CliError::file("read", file));
+    }
+    if planned.wanted.spec.api.key_secret.is_none() {
+        return Ok(());
+    }
+    if !args.host.is_loopback() {
+        let message =
+            "is missing: spec.api.keySecret asks for keys, its Secret is in a cluster, and --host opens the API to a \
+                       network; name a file with one key per line"
+                .into();
+        return Err(CliError::Flag { flag: "api-key-file", message });
+    }
+    ui::note("note: the keys of spec.api.keySecret are in a cluster; here the API asks for none (see --api-key-file)");
+    Ok(())
+}
+
+fn local(args: &UpArgs, api: SocketAddr, state: &Path) -> Result<Local, CliError> {
     let schedules = match &args.schedule_log {
         Some(dir) => {
             std::fs::create_dir_all(dir).map_err(CliError::file("create", dir))?;
@@ -89,14 +109,16 @@ fn local(args: &UpArgs, api: SocketAddr, state: &Path, stages: usize) -> Result<
         LogFormatArg::Text => LogFormat::Text,
         LogFormatArg::Json => LogFormat::Json,
     };
+    let absolute = |file: &PathBuf| std::path::absolute(file).map_err(CliError::file("find", file));
     Ok(Local {
         api,
         cache: state.join("slices"),
-        threads: args.threads.unwrap_or_else(|| configs::default_threads(stages)),
+        threads: args.threads,
         log: LogConfig { format, level: args.log_level.clone() },
         schedules,
         rpc: args.rpc.clone(),
         grace_s: args.grace,
+        api_key_file: args.api_key_file.as_ref().map(absolute).transpose()?,
     })
 }
 
@@ -126,12 +148,14 @@ impl Setup<'_> {
             url: ready::url(self.local.api),
             control: ports.iter().map(|p| p.control.to_string()).collect(),
         })?;
+        let grace = self.args.grace.unwrap_or(self.planned.wanted.spec.deadlines.drain_seconds);
         Ok(Chain {
             processes,
             backoff: Backoff::new(self.args.restart_limit),
-            grace: Duration::from_secs(self.args.grace.into()),
+            grace: Duration::from_secs(grace.into()),
             api: self.local.api,
-            model: self.planned.wanted.api.model.clone(),
+            model: self.planned.wanted.model_name.clone(),
+            keyed: self.args.api_key_file.is_some(),
             terminal: std::io::stderr().is_terminal(),
         })
     }

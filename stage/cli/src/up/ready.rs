@@ -21,16 +21,17 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
-/// A command that can be pasted.
+/// A command that can be pasted; with `keyed`, the key is taken from a variable.
 #[must_use]
-pub fn curl_line(url: &str, model: &str) -> String {
+pub fn curl_line(url: &str, model: &str, keyed: bool) -> String {
+    let key = if keyed { " -H \"Authorization: Bearer $SPLITMODEL_API_KEY\"" } else { "" };
     let body = serde_json::json!({
         "model": model,
         "stream": true,
         "messages": [{"role": "user", "content": "Hello!"}],
     });
     let quoted = body.to_string().replace('\'', r"'\''");
-    format!("curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'")
+    format!("curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{quoted}'")
 }
 
 /// Resolves when `/ready` of the API answers 200: a token has crossed the whole chain.
@@ -63,7 +64,8 @@ mod tests {
 
     #[test]
     fn the_curl_line_survives_a_shell() {
-        let line = curl_line("http://h:1", "it's");
-        assert!(line.contains(r#""model":"it'\''s""#), "{line}");
+        let line = curl_line("http://h:1", "it's", false);
+        assert!(line.contains(r#""model":"it'\''s""#) && !line.contains("Authorization"), "{line}");
+        assert!(curl_line("http://h:1", "m", true).contains("Bearer $SPLITMODEL_API_KEY\""));
     }
 }

@@ -373,7 +373,10 @@ fn bad_input_is_named() {
         assert!(!out.status.success() && words.iter().all(|w| stderr(&out).contains(w)), "{words:?} in {out:?}");
     };
     scene.manifest("  paralel: 2\n");
-    fails(&[], &["m.yaml", "paralel"]);
+    fails(&[], &["m.yaml", "spec.paralel"]);
+    scene.manifest("  api: { keySecret: keys }\n");
+    fails(&["--host", "0.0.0.0"], &["--api-key-file", "spec.api.keySecret"]);
+    fails(&["--api-key-file", "/nonexistent/keys"], &["/nonexistent/keys: cannot read"]);
     scene.manifest("");
     fails(&["--stages", "9"], &["9 stages"]);
     fails(&["--threads", "0"], &["--threads"]);
