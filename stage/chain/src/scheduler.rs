@@ -19,8 +19,11 @@ pub struct Limits {
     pub max_in_flight: usize,
     /// Rows of one frame at most (`n_ubatch`).
     pub max_rows: usize,
-    /// Rows of a prefill chunk.
+    /// Prompt rows of one frame while no answer is running.
     pub prefill_chunk: usize,
+    /// Prompt rows in flight at once while answers are running, spread over the frames in flight: what a long prompt may
+    /// cost a running answer per token.
+    pub prefill_chunk_shared: usize,
     /// Sessions that may wait for a lane.
     pub max_queue: usize,
     /// Attempts of a session whose rows were dropped before it fails.
@@ -64,8 +67,8 @@ pub enum AdmissionError {
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it.
-    Stop,
+    /// The model ended it, with this token, which is not part of the answer; `None`: its grammar is complete.
+    Stop(Option<Token>),
     /// A limit: `max_tokens` or the context.
     Length,
 }
@@ -77,7 +80,7 @@ pub enum Event {
     Started(SessionId),
     /// A token of the answer.
     Token(SessionId, Box<Prediction>),
-    /// The answer is complete; the last token, if the model ended the answer with one, is not part of the text.
+    /// The answer is complete.
     Finished(SessionId, Finish),
     /// It failed.
     Failed(SessionId, ErrorClass, String),
@@ -386,15 +389,14 @@ impl Scheduler {
         decoding.div_ceil(self.limits.max_in_flight).max(1)
     }
 
-    /// Prefill rows of the next frame. While answers are running, all frames in flight together hold one chunk, so that a
-    /// long prompt costs a running answer no more than one chunk's time a token.
+    /// Prompt rows of the next frame.
     fn prefill_budget(&self) -> usize {
-        let chunk = self.limits.prefill_chunk.min(self.limits.max_rows);
         if !self.sessions.values().any(Session::is_decoding) {
-            return chunk;
+            return self.limits.prefill_chunk;
         }
         let in_flight: usize = self.in_flight.iter().map(|f| f.prefill_rows).sum();
-        chunk.div_ceil(self.limits.max_in_flight).min(chunk.saturating_sub(in_flight))
+        let shared = self.limits.prefill_chunk_shared;
+        shared.div_ceil(self.limits.max_in_flight).min(shared.saturating_sub(in_flight))
     }
 
     /// Takes the answer to the oldest frame in flight.
@@ -443,13 +445,19 @@ impl Scheduler {
         let full = answered >= session.request.max_tokens || session.tokens.len() >= self.limits.context;
         let grammar_end = prediction.flags & prediction_flags::GRAMMAR_END != 0;
         let is_probe = self.probe == Some(id);
-        let finish = if ends || grammar_end { Some(Finish::Stop) } else { full.then_some(Finish::Length) };
+        let finish = match (ends, grammar_end) {
+            (true, _) => Some(Finish::Stop(Some(token))),
+            (false, true) => Some(Finish::Stop(None)),
+            (false, false) => full.then_some(Finish::Length),
+        };
         if is_probe {
             self.release(id);
             events.push(Event::Probed(0));
             return;
         }
-        events.push(Event::Token(id, Box::new(prediction)));
+        if !ends {
+            events.push(Event::Token(id, Box::new(prediction)));
+        }
         match finish {
             Some(finish) => {
                 events.push(Event::Finished(id, finish));

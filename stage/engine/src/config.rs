@@ -1,6 +1,5 @@
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
+use splitmodel_control::config::{CacheType, FlashAttention, SplitMode};
 
 use crate::EngineError;
 
@@ -142,101 +141,6 @@ impl EngineConfig {
     }
 }
 
-/// How layers are spread over several devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SplitMode {
-    /// One device, `main_gpu`.
-    None,
-    /// Whole layers.
-    #[default]
-    Layer,
-    /// Rows of matrices.
-    Row,
-}
-
-/// Whether flash attention is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FlashAttention {
-    /// llama.cpp decides by device.
-    #[default]
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
-/// Element type of a KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "&'static str")]
-#[allow(missing_docs, reason = "ggml's types, by ggml's names")]
-pub enum CacheType {
-    F32,
-    F16,
-    Bf16,
-    Q8_0,
-    Q5_1,
-    Q5_0,
-    Q4_1,
-    Q4_0,
-    Iq4Nl,
-}
-
-impl CacheType {
-    /// Every type llama.cpp takes for a cache.
-    pub const ALL: [Self; 9] =
-        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q5_1, Self::Q5_0, Self::Q4_1, Self::Q4_0, Self::Iq4Nl];
-
-    /// Whether values are stored in quantised blocks.
-    #[must_use]
-    pub const fn is_quantized(self) -> bool {
-        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
-    }
-
-    /// ggml's name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q5_1 => "q5_1",
-            Self::Q5_0 => "q5_0",
-            Self::Q4_1 => "q4_1",
-            Self::Q4_0 => "q4_0",
-            Self::Iq4Nl => "iq4_nl",
-        }
-    }
-}
-
-impl FromStr for CacheType {
-    type Err = EngineError;
-
-    fn from_str(s: &str) -> Result<Self, EngineError> {
-        Self::ALL.into_iter().find(|t| t.name() == s).ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|t| t.name()).collect();
-            EngineError::config("cache_type", format!("`{s}` is unknown; the types are {}", names.join(", ")))
-        })
-    }
-}
-
-impl TryFrom<String> for CacheType {
-    type Error = EngineError;
-
-    fn try_from(s: String) -> Result<Self, EngineError> {
-        s.parse()
-    }
-}
-
-impl From<CacheType> for &'static str {
-    fn from(t: CacheType) -> Self {
-        t.name()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,8 +190,5 @@ mod tests {
         assert!(error.contains("q3_k") && error.contains("iq4_nl"), "{error}");
         let error = serde_json::from_str::<EngineConfig>(r#"{"n_gpu_layer":1}"#).unwrap_err().to_string();
         assert!(error.contains("n_gpu_layer"), "{error}");
-        for t in CacheType::ALL {
-            assert_eq!(t.name().parse::<CacheType>().unwrap(), t);
-        }
     }
 }

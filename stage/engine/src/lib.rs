@@ -13,7 +13,7 @@ mod memory;
 mod slice;
 mod tokenizer;
 
-pub use config::{CacheType, EngineConfig, FlashAttention, SplitMode};
+pub use config::EngineConfig;
 pub use embeddings::EmbeddingTable;
 pub use error::EngineError;
 pub use llama::backend::{Device, DeviceKind, backends_dir, devices, llama_version};
@@ -21,4 +21,5 @@ pub use llama::quantize::to_f32;
 pub use llama::rpc::serve as serve_rpc;
 pub use memory::{BufferUse, MemoryUse};
 pub use slice::{Slice, SliceFiles};
+pub use splitmodel_control::config::{CacheType, FlashAttention, SplitMode};
 pub use tokenizer::{SpecialToken, Tokenizer};

@@ -1,1 +1,13 @@
 //! The stage process: engine, links, scheduler, API and control service wired together.
+
+pub mod api;
+pub mod backend;
+pub mod control;
+pub mod coordinator;
+pub mod engine;
+pub mod load;
+pub mod logging;
+pub mod metrics;
+pub mod replay;
+pub mod serve;
+pub mod wiring;

@@ -151,6 +151,7 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
         max_in_flight: stages,
         max_rows: 32,
         prefill_chunk: chunk,
+        prefill_chunk_shared: chunk,
         max_queue: 64,
         max_attempts: 5,
     }

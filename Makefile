@@ -1,0 +1,54 @@
+# The habits of this project. `make run` and `make test` are all a newcomer needs.
+
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/splitmodel/target
+export CMAKE_C_COMPILER_LAUNCHER ?= ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+BIN := $(CARGO_TARGET_DIR)/release
+CARGO_FLAGS := --release --locked --workspace
+FILE ?= examples/smollm2.yaml
+
+.PHONY: help run test lint fmt build model deps bench soak fuzz crds vulkan-smoke clean
+
+help: ## Lists these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+run: build model ## Serves the sample model as a chain of three processes (FILE=… for another manifest, ARGS=… for flags)
+	$(BIN)/splitmodel up $(FILE) $(ARGS)
+
+test: lint build model ## Runs every test
+	scripts/test.sh
+
+lint: deps ## Formatting, clippy, licences and banned crates
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	scripts/deny.sh
+
+fmt: ## Formats the code
+	cargo fmt --all
+
+build: deps ## Builds the two binaries, splitmodel and splitmodel-stage
+	cargo build $(CARGO_FLAGS)
+
+model: deps ## Brings the sample model
+	scripts/model.sh
+
+deps: ## Installs what is missing on Debian
+	@scripts/deps.sh
+
+bench: build model ## Measures this against the peers on this machine
+	bench/run.sh
+
+soak: build model ## The long versions of the random tests
+	scripts/soak.sh
+
+fuzz: deps ## Runs every fuzz target for a while (needs a nightly toolchain and cargo-fuzz)
+	fuzz/run.sh
+
+crds: ## Writes the CRD again after a change of its types
+	cargo run --release --locked -q -p splitmodel-api --bin crdgen > crds/splitmodel.yaml
+
+vulkan-smoke: ## Builds with Vulkan and runs a slice on Mesa's software driver
+	scripts/vulkan-smoke.sh
+
+clean: ## Removes what was built (not the models)
+	cargo clean

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs what building and testing need and is missing: Debian packages. Rust itself must be there.
+set -euo pipefail
+
+packages=(build-essential cmake libclang-dev ccache python3-venv unzip)
+missing=()
+for p in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  sudo=()
+  [ "$(id -u)" = 0 ] || sudo=(sudo)
+  command -v apt-get >/dev/null || { echo "install these by hand: ${missing[*]}" >&2; exit 1; }
+  echo "installing ${missing[*]}"
+  "${sudo[@]}" apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+want=1.89
+have=$(cargo --version 2>/dev/null | awk '{print $2}') || true
+if [ -z "$have" ] || [ "$(printf '%s\n' "$want" "$have" | sort -V | head -1)" != "$want" ]; then
+  echo "Rust $want or newer is needed, found: ${have:-none}. Install it with rustup (https://rustup.rs)." >&2
+  exit 1
+fi

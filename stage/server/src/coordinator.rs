@@ -1,0 +1,361 @@
+//! Stage 0's coordinator: the scheduler behind one short lock, driven by whoever has news (the API, the return path, the
+//! chain's manager), so that a prediction becomes the next frame without a hop through another task.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use splitmodel_chain::scheduler::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request, Scheduler};
+use splitmodel_link::frame::{ErrorClass, Predictions, SessionId};
+use splitmodel_openai::{ApiError, EndReason, ErrorClass as Api, GenEvent, GenSender, TokenEvent};
+use tokio::sync::{oneshot, watch};
+
+use crate::engine::EngineQueue;
+
+/// Deadlines of requests and of the chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// Longest wait for a lane.
+    pub admission: Duration,
+    /// Longest wait for a broken chain.
+    pub recovery: Duration,
+    /// Longest time a frame may be under way before the chain is taken for hung.
+    pub step: Duration,
+    /// Idle time after which a probe goes through the chain.
+    pub probe: Duration,
+}
+
+/// Seconds after which a client may try again when the chain is broken.
+const RETRY_AFTER: u32 = 5;
+
+/// Tells the chain's manager that the formation cannot go on.
+pub type BreakChain = Box<dyn Fn(String) + Send>;
+
+struct Listener {
+    sender: GenSender,
+    submitted: Instant,
+}
+
+struct Inner {
+    scheduler: Scheduler,
+    listeners: HashMap<SessionId, Listener>,
+    /// Sessions waiting for a lane, by the time they must have one.
+    waiting: BTreeMap<(Instant, SessionId), ()>,
+    formation: u64,
+    /// When the chain broke; `None` while it is whole.
+    broken_since: Option<Instant>,
+    break_chain: Option<BreakChain>,
+    /// Whether the token probe of this formation came back.
+    probed: bool,
+    /// Oldest frame under way since.
+    busy_since: Option<Instant>,
+    last_answer: Instant,
+    probes: HashMap<u64, oneshot::Sender<Duration>>,
+    probe_sent: HashMap<u64, Instant>,
+    next_probe: u64,
+    draining: bool,
+    tokens: TokenCounts,
+}
+
+/// Tokens through the chain since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Prompt tokens sent.
+    pub prompt: u64,
+    /// Tokens generated.
+    pub generated: u64,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// By the scheduler.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// The stage is ending.
+    #[error("the server is shutting down")]
+    Draining,
+}
+
+/// See the module.
+pub struct Coordinator {
+    inner: Mutex<Inner>,
+    queue: EngineQueue,
+    deadlines: Deadlines,
+    probe: Request,
+    changed: watch::Sender<bool>,
+    active: watch::Sender<usize>,
+}
+
+impl std::fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Coordinator").field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
+
+impl Coordinator {
+    /// A coordinator of a chain that is not formed yet. `probe` is the one-token request that opens every formation.
+    #[must_use]
+    pub fn new(limits: Limits, deadlines: Deadlines, queue: EngineQueue, probe: Request) -> Arc<Self> {
+        let now = Instant::now();
+        let inner = Inner {
+            scheduler: Scheduler::new(limits),
+            listeners: HashMap::new(),
+            waiting: BTreeMap::new(),
+            formation: 0,
+            broken_since: Some(now),
+            break_chain: None,
+            probed: false,
+            busy_since: None,
+            last_answer: now,
+            probes: HashMap::new(),
+            probe_sent: HashMap::new(),
+            next_probe: 1,
+            draining: false,
+            tokens: TokenCounts::default(),
+        };
+        let (changed, active) = (watch::Sender::new(false), watch::Sender::new(0));
+        Arc::new(Self { inner: Mutex::new(inner), queue, deadlines, probe, changed, active })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // The scheduler's state is consistent after every call; a panic elsewhere must not end the service.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows readiness: `true` while tokens cross the whole chain.
+    #[must_use]
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.changed.subscribe()
+    }
+
+    /// Counts of now.
+    #[must_use]
+    pub fn counts(&self) -> (Counts, TokenCounts) {
+        let inner = self.lock();
+        (inner.scheduler.counts(), inner.tokens)
+    }
+
+    /// Takes a request; its events go to `sender`.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn submit(&self, request: Request, sender: GenSender) -> Result<SessionId, Refused> {
+        let mut inner = self.lock();
+        if inner.draining {
+            return Err(Refused::Draining);
+        }
+        let prompt = request.prompt.len() as u64;
+        let id = inner.scheduler.submit(request)?;
+        let now = Instant::now();
+        inner.listeners.insert(id, Listener { sender, submitted: now });
+        inner.waiting.insert((now + self.deadlines.admission, id), ());
+        inner.tokens.prompt += prompt;
+        self.active.send_replace(inner.listeners.len());
+        self.pump(&mut inner);
+        Ok(id)
+    }
+
+    /// Ends a session whose client went away, or that has ended.
+    pub fn cancel(&self, id: SessionId) {
+        let mut inner = self.lock();
+        self.forget(&mut inner, id);
+        inner.scheduler.cancel(id);
+        self.pump(&mut inner);
+    }
+
+    /// A new formation is whole. `break_chain` is called when the coordinator finds that it cannot go on.
+    pub fn formed(&self, formation: u64, break_chain: BreakChain) {
+        let mut inner = self.lock();
+        inner.formation = formation;
+        inner.broken_since = None;
+        inner.probed = false;
+        inner.busy_since = None;
+        inner.last_answer = Instant::now();
+        inner.break_chain = Some(break_chain);
+        inner.scheduler.formed(self.probe.clone());
+        self.pump(&mut inner);
+    }
+
+    /// The formation broke.
+    pub fn lost(&self, formation: u64) {
+        let mut inner = self.lock();
+        if inner.formation != formation {
+            return;
+        }
+        inner.scheduler.lost();
+        inner.broken_since.get_or_insert_with(Instant::now);
+        inner.break_chain = None;
+        inner.probed = false;
+        inner.busy_since = None;
+        inner.probes.clear();
+        inner.probe_sent.clear();
+        self.changed.send_if_modified(|r| std::mem::replace(r, false));
+    }
+
+    /// An answer of the last stage.
+    pub fn answered(&self, formation: u64, predictions: Predictions) {
+        let mut inner = self.lock();
+        if inner.formation != formation || inner.broken_since.is_some() {
+            return;
+        }
+        match inner.scheduler.answered(predictions) {
+            Ok(events) => {
+                let now = Instant::now();
+                inner.last_answer = now;
+                inner.busy_since = (inner.scheduler.counts().in_flight > 0).then_some(now);
+                // The next frame first: clients can wait the microseconds it takes, the chain should not.
+                self.pump(&mut inner);
+                self.dispatch(&mut inner, events);
+            }
+            Err(OutOfOrder { expected, got }) => {
+                let why = format!("the chain lost its order: frame {expected:?} had to be answered next, not {got}");
+                if let Some(break_chain) = &inner.break_chain {
+                    break_chain(why);
+                }
+            }
+        }
+    }
+
+    /// Sends a probe through the chain; resolves to its round trip, or not at all when the chain breaks.
+    pub fn probe(&self) -> Option<oneshot::Receiver<Duration>> {
+        let mut inner = self.lock();
+        if inner.broken_since.is_some() {
+            return None;
+        }
+        let (tx, rx) = oneshot::channel();
+        let id = inner.next_probe;
+        inner.next_probe += 1;
+        inner.probes.insert(id, tx);
+        inner.probe_sent.insert(id, Instant::now());
+        inner.scheduler.probe(id);
+        self.pump(&mut inner);
+        Some(rx)
+    }
+
+    /// No new requests from here on.
+    pub fn drain(&self) {
+        self.lock().draining = true;
+    }
+
+    /// Waits until no request is left.
+    pub async fn idle(&self) {
+        // `self` holds the sender, so the channel cannot close.
+        let _ = self.active.subscribe().wait_for(|n| *n == 0).await;
+    }
+
+    /// Ends everything that still runs.
+    pub fn abort(&self, message: &str) {
+        let mut inner = self.lock();
+        let events = inner.scheduler.fail_all(ErrorClass::Busy, message);
+        self.dispatch(&mut inner, events);
+    }
+
+    /// Looks at deadlines; to be called about once a second.
+    pub fn tick(&self) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let mut events = Vec::new();
+        while let Some((&(due, id), ())) = inner.waiting.first_key_value() {
+            if due > now {
+                break;
+            }
+            inner.waiting.remove(&(due, id));
+            let message = "no lane became free in time; try again later";
+            events.push(inner.scheduler.fail(id, ErrorClass::Busy, message));
+        }
+        if inner.broken_since.is_some_and(|s| now - s > self.deadlines.recovery) {
+            let message = "the chain is broken and did not come back in time; try again later";
+            events.extend(inner.scheduler.fail_all(ErrorClass::Timeout, message));
+        }
+        if inner.busy_since.is_some_and(|s| now - s > self.deadlines.step) {
+            inner.busy_since = Some(now);
+            if let Some(break_chain) = &inner.break_chain {
+                break_chain(format!("no answer from the chain for {:?}", self.deadlines.step));
+            }
+        }
+        if inner.probed && inner.scheduler.counts().in_flight == 0 && now - inner.last_answer > self.deadlines.probe {
+            inner.scheduler.probe(u64::MAX);
+            self.pump(&mut inner);
+        }
+        self.dispatch(&mut inner, events);
+    }
+
+    /// Sends every frame that can be sent now.
+    fn pump(&self, inner: &mut Inner) {
+        let mut events = Vec::new();
+        while let Some(frame) = inner.scheduler.next_frame(&mut events) {
+            inner.busy_since.get_or_insert_with(Instant::now);
+            self.queue.frame(inner.formation, frame);
+        }
+        self.dispatch(inner, events);
+    }
+
+    fn dispatch(&self, inner: &mut Inner, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Started(id) => self.started(inner, id),
+                Event::Token(id, p) => {
+                    inner.tokens.generated += 1;
+                    let token = TokenEvent { token: p.token, logprob: p.logprob, top: p.top };
+                    send(inner, id, GenEvent::Token(token));
+                }
+                Event::Finished(id, finish) => {
+                    let reason = match finish {
+                        Finish::Stop(token) => EndReason::Stop(token),
+                        Finish::Length => EndReason::Length,
+                    };
+                    self.end(inner, id, GenEvent::Done(reason));
+                }
+                Event::Failed(id, class, message) => self.end(inner, id, GenEvent::Failed(api_error(class, message))),
+                Event::Probed(0) => {
+                    inner.probed = true;
+                    self.changed.send_if_modified(|r| !std::mem::replace(r, true));
+                }
+                Event::Probed(id) => {
+                    let sent = inner.probe_sent.remove(&id);
+                    if let (Some(tx), Some(sent)) = (inner.probes.remove(&id), sent) {
+                        let _ = tx.send(sent.elapsed()); // whoever asked may be gone
+                    }
+                }
+            }
+        }
+    }
+
+    fn started(&self, inner: &mut Inner, id: SessionId) {
+        if let Some(listener) = inner.listeners.get(&id) {
+            inner.waiting.remove(&(listener.submitted + self.deadlines.admission, id));
+            let _ = listener.sender.send(GenEvent::Started { cached_tokens: 0 }); // a closed one is cancelled by its owner
+        }
+    }
+
+    fn end(&self, inner: &mut Inner, id: SessionId, event: GenEvent) {
+        if let Some(listener) = self.forget(inner, id) {
+            let _ = listener.sender.send(event); // as above
+        }
+    }
+
+    fn forget(&self, inner: &mut Inner, id: SessionId) -> Option<Listener> {
+        let listener = inner.listeners.remove(&id)?;
+        inner.waiting.remove(&(listener.submitted + self.deadlines.admission, id));
+        self.active.send_replace(inner.listeners.len());
+        Some(listener)
+    }
+}
+
+fn send(inner: &Inner, id: SessionId, event: GenEvent) {
+    if let Some(listener) = inner.listeners.get(&id) {
+        let _ = listener.sender.send(event); // a closed one is cancelled by its owner
+    }
+}
+
+/// The API's error for a class of the chain.
+fn api_error(class: ErrorClass, message: String) -> ApiError {
+    match class {
+        ErrorClass::InvalidRequest | ErrorClass::Unsupported => ApiError::new(Api::InvalidRequest, message),
+        ErrorClass::Busy | ErrorClass::Timeout | ErrorClass::PeerLost => {
+            ApiError::new(Api::Unavailable, message).with_retry_after(RETRY_AFTER)
+        }
+        ErrorClass::Backend | ErrorClass::Io | ErrorClass::Protocol => ApiError::internal(message),
+    }
+}

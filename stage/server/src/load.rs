@@ -1,0 +1,220 @@
+//! From a configuration to a loaded slice: brings the packages, then loads them on the engine's own thread.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use splitmodel_chain::schedule::{Head, Log, VERSION};
+use splitmodel_chain::worker::{Place, Worker};
+use splitmodel_control::{Phase, StageConfig, StatusHub};
+use splitmodel_engine::{EngineConfig, EngineError, Slice, SliceFiles, Tokenizer};
+use splitmodel_gguf::cache::{Cache, Entry};
+use splitmodel_gguf::{Model, Package};
+use splitmodel_sampling::{GrammarFactory, SamplingError};
+
+/// Cells beyond the lanes' own: the probe's, rounded up as llama.cpp does.
+const PROBE_CELLS: u32 = 256;
+
+/// Why a stage cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The source is of a kind this stage cannot read.
+    #[error("model.source: {0}")]
+    Source(String),
+    /// The model or a package.
+    #[error(transparent)]
+    Gguf(#[from] splitmodel_gguf::Error),
+    /// The model is not the one that was planned.
+    #[error(
+        "model.digest: the plan was made for {want}, {source} has {got}; the file was exchanged: apply the manifest again"
+    )]
+    Digest {
+        /// Digest in the configuration.
+        want: String,
+        /// Digest of the file.
+        got: String,
+        /// The file.
+        r#source: String,
+    },
+    /// The layers do not fit the model.
+    #[error("n_layers: the configuration says {want}, the model has {got}")]
+    Layers {
+        /// In the configuration.
+        want: u32,
+        /// In the model.
+        got: u32,
+    },
+    /// llama.cpp or the tokenizer.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The vocabulary cannot be used for grammars.
+    #[error("the vocabulary: {0}")]
+    Vocabulary(#[from] SamplingError),
+    /// The schedule log.
+    #[error("schedule_log: {}: {source}", path.display())]
+    Log {
+        /// File.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Packages of a stage, kept on disk while this lives.
+pub struct Packages {
+    slice: Entry,
+    embedding: Option<Entry>,
+    tokenizer: Option<Entry>,
+    /// Digest of the model.
+    pub digest: String,
+    /// Chat template, where the model has one.
+    pub chat_template: Option<String>,
+    /// Width of a row.
+    pub n_embd: u32,
+}
+
+/// Path of a local source: `file://…` or a plain path.
+///
+/// # Errors
+/// [`LoadError::Source`] for schemes that are not served yet.
+pub fn local_path(source: &str) -> Result<PathBuf, LoadError> {
+    match source.split_once("://") {
+        None => Ok(PathBuf::from(source)),
+        Some(("file", path)) => Ok(PathBuf::from(path)),
+        Some((scheme, _)) => Err(LoadError::Source(format!(
+            "`{source}`: {scheme}:// is not read by this version; bring the file to the node and use file://"
+        ))),
+    }
+}
+
+/// Brings the packages of a stage into its cache; only its own bytes are read. Blocks.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn fetch(config: &StageConfig, status: &StatusHub) -> Result<Packages, LoadError> {
+    status.set_phase(Phase::Fetching);
+    let source = &config.model.source;
+    let model = Model::open(local_path(source)?)?;
+    if let Some(want) = &config.model.digest
+        && want != model.digest()
+    {
+        let (want, got) = (want.clone(), model.digest().to_owned());
+        return Err(LoadError::Digest { want, got, source: source.clone() });
+    }
+    let facts = model.facts()?;
+    if facts.n_layers != config.n_layers {
+        return Err(LoadError::Layers { want: config.n_layers, got: facts.n_layers });
+    }
+    let limit = if config.cache.max_bytes == 0 { u64::MAX } else { config.cache.max_bytes };
+    let cache = Cache::open(&config.cache.dir, limit)?;
+    let [first, end] = config.layers;
+    let mut before = 0;
+    let mut get = |package| -> Result<Entry, LoadError> {
+        let mut seen = 0;
+        let entry = cache.get(&model, package, &mut |done, total| {
+            seen = total;
+            status.update(|s| (s.fetched_bytes, s.total_bytes) = (before + done, before + total));
+        })?;
+        before += seen;
+        Ok(entry)
+    };
+    let slice = get(Package::Stage { first, end })?;
+    let embedding = config.is_first().then(|| get(Package::Embedding)).transpose()?;
+    let tokenizer = (config.is_first() || config.is_last()).then(|| get(Package::Tokenizer)).transpose()?;
+    let chat_template = model.tokenizer()?.chat_template;
+    Ok(Packages { slice, embedding, tokenizer, digest: facts.digest, chat_template, n_embd: facts.n_embd })
+}
+
+/// The vocabulary, as tokenizer and as the bytes of every token.
+pub struct Vocabulary {
+    /// For text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// For grammars.
+    pub grammars: GrammarFactory,
+}
+
+/// Loads the vocabulary of a stage that has one (the first and the last).
+///
+/// # Errors
+/// [`LoadError`].
+pub fn vocabulary(packages: &Packages) -> Result<Option<Vocabulary>, LoadError> {
+    packages.tokenizer.as_ref().map(|entry| vocabulary_of(entry.path())).transpose()
+}
+
+/// Loads the vocabulary of a GGUF file.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn vocabulary_of(path: &Path) -> Result<Vocabulary, LoadError> {
+    let tokenizer = Tokenizer::load(path)?;
+    let ids = 0..i32::try_from(tokenizer.n_vocab()).unwrap_or(i32::MAX);
+    let pieces = ids.map(|id| tokenizer.token_bytes(id, false)).collect();
+    let grammars = GrammarFactory::new(pieces, tokenizer.eog())?;
+    Ok(Vocabulary { tokenizer: Arc::new(tokenizer), grammars })
+}
+
+/// llama.cpp's options as the stage's configuration says them, with the probe's lane and cells added.
+#[must_use]
+pub fn engine_config(config: &StageConfig) -> EngineConfig {
+    let e = &config.engine;
+    EngineConfig {
+        n_ctx: e.cells().saturating_add(PROBE_CELLS),
+        n_batch: e.n_batch.max(e.n_ubatch),
+        n_ubatch: e.n_ubatch,
+        n_gpu_layers: e.n_gpu_layers,
+        devices: e.devices.clone(),
+        main_gpu: e.main_gpu,
+        split_mode: e.split_mode,
+        cache_type_k: e.cache_type_k,
+        cache_type_v: e.cache_type_v,
+        flash_attn: e.flash_attn,
+        mmap: e.mmap,
+        mlock: e.mlock,
+        swa_full: e.swa_full,
+        kv_unified: e.kv_unified,
+        threads: e.threads.unwrap_or(0),
+        threads_batch: 0,
+        lanes: e.lanes.saturating_add(1),
+        rpc: e.rpc.clone(),
+        ..EngineConfig::default()
+    }
+}
+
+/// Loads the slice and makes its worker. Blocks; to be called on the thread that keeps them.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn worker(
+    config: &StageConfig,
+    packages: &Packages,
+    grammars: Option<GrammarFactory>,
+    status: &StatusHub,
+) -> Result<Worker<Slice>, LoadError> {
+    status.set_phase(Phase::Loading);
+    let engine = engine_config(config);
+    let files = SliceFiles {
+        slice: packages.slice.path().to_owned(),
+        embedding: packages.embedding.as_ref().map(|e| e.path().to_owned()),
+    };
+    let slice = Slice::load(&files, &engine, &mut |_| true)?;
+    let memory = slice.memory().clone();
+    status.update(|s| {
+        s.memory = Some(splitmodel_control::Memory { weights: memory.weights, kv: memory.kv, compute: memory.compute });
+        s.lanes = config.engine.lanes;
+    });
+    let small = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
+    let place = Place { stage: small(config.stage), stages: small(config.stages) };
+    let mut worker = Worker::new(slice, place, engine.lanes as usize, grammars);
+    if let Some(path) = &config.schedule_log {
+        let fail = |source| LoadError::Log { path: path.clone(), source };
+        let head = Head {
+            version: VERSION,
+            model: packages.digest.clone(),
+            layers: (config.layers[0], config.layers[1]),
+            engine: serde_json::to_value(&engine).map_err(|e| fail(e.into()))?,
+        };
+        let file = std::fs::File::create(path).map_err(fail)?;
+        let log = Log::create(std::io::BufWriter::new(file), &head, false).map_err(fail)?;
+        worker.set_sink(Some(Box::new(log)));
+    }
+    Ok(worker)
+}

@@ -1,0 +1,511 @@
+//! Forms the chain: dials, accepts, joins connections to the engine, and forms it again when one of them ends
+//! (docs/wire.md, section 1).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use splitmodel_control::{Phase, StageConfig, StatusHub, config};
+use splitmodel_link::connection::Conditioning;
+use splitmodel_link::frame::{ErrorClass, Report};
+use splitmodel_link::setup::{Formations, InstanceId, Refusal, RefusalCode, Role, Setup, Versions};
+use splitmodel_link::{
+    Acceptor, ActivationDtype, Agreed, Answer, ClosedReason, Connection, Dialer, Event, Inbound, LinkError, Message,
+    Options, Receiver, TlsConfig, accept, dial,
+};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::coordinator::Coordinator;
+use crate::engine::{EngineQueue, Output};
+use crate::metrics::Metrics;
+
+/// For everything between dialling and an agreed setup.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// First and longest pause between attempts to reach a peer.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// What a loaded stage says of itself in every setup.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// This process.
+    pub instance: InstanceId,
+    /// Digest of the model.
+    pub model: String,
+    /// Width of a row.
+    pub n_embd: u32,
+    /// Cells of the KV cache, as llama.cpp made it.
+    pub n_ctx: u32,
+    /// KV sequences, the probe's included.
+    pub lanes: u32,
+    /// Version of llama.cpp.
+    pub llama_cpp: String,
+}
+
+/// The links of a stage.
+pub struct Wiring {
+    config: StageConfig,
+    identity: Identity,
+    tls: Option<TlsConfig>,
+    options: Options,
+    queue: EngineQueue,
+    status: StatusHub,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+    linked: watch::Sender<bool>,
+}
+
+/// Why links cannot be set up at all.
+#[derive(Debug, thiserror::Error)]
+pub enum WiringError {
+    /// The link's address cannot be listened on.
+    #[error("link.bind: {address} cannot be listened on: {source}")]
+    Bind {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The certificates cannot be used.
+    #[error("link.tls: {0}")]
+    Tls(#[from] splitmodel_link::tls::TlsError),
+    /// A neighbour's address is missing.
+    #[error("{0} is missing")]
+    Address(&'static str),
+}
+
+/// What the links of a stage work with.
+pub struct Parts {
+    /// The engine.
+    pub queue: EngineQueue,
+    /// Where phases and errors show.
+    pub status: StatusHub,
+    /// Where formations are counted.
+    pub metrics: Arc<Metrics>,
+    /// Injected wire properties.
+    pub conditioning: Arc<Conditioning>,
+    /// Ends everything, in order.
+    pub shutdown: CancellationToken,
+}
+
+impl Wiring {
+    /// Links of a loaded stage.
+    ///
+    /// # Errors
+    /// [`WiringError::Tls`].
+    pub fn new(config: &StageConfig, identity: Identity, parts: Parts) -> Result<Self, WiringError> {
+        let tls = config.link.tls.as_ref();
+        let tls = tls.map(|t| TlsConfig::from_pem_files(&t.ca, &t.cert, &t.key)).transpose()?;
+        let options = Options {
+            peer_deadline: Duration::from_millis(config.link.peer_deadline_ms.into()),
+            send_queue: config.max_in_flight() as usize + 2,
+            conditioning: parts.conditioning,
+        };
+        let Parts { queue, status, metrics, shutdown, .. } = parts;
+        let linked = watch::Sender::new(false);
+        Ok(Self { config: config.clone(), identity, tls, options, queue, status, metrics, shutdown, linked })
+    }
+
+    /// Follows whether the links of this stage are up.
+    #[must_use]
+    pub fn linked(&self) -> watch::Receiver<bool> {
+        self.linked.subscribe()
+    }
+
+    /// Keeps the chain formed until shutdown. `coordinator` is stage 0's; its chain of one needs no links.
+    ///
+    /// # Errors
+    /// [`WiringError`] when it cannot begin.
+    pub async fn run(self: Arc<Self>, coordinator: Option<Arc<Coordinator>>) -> Result<(), WiringError> {
+        match coordinator {
+            Some(coordinator) if self.config.stages == 1 => {
+                self.run_alone(&coordinator).await;
+                Ok(())
+            }
+            Some(coordinator) => self.run_first(coordinator).await,
+            None => self.run_later().await,
+        }
+    }
+
+    async fn run_alone(&self, coordinator: &Arc<Coordinator>) {
+        let answers = Arc::downgrade(coordinator);
+        let take = move |predictions| {
+            if let Some(coordinator) = answers.upgrade() {
+                coordinator.answered(1, predictions);
+            }
+        };
+        self.queue.attach(1, Output::Local(Box::new(take)));
+        self.metrics.formed();
+        coordinator.formed(1, Box::new(|why| tracing::error!(why, "the engine does not answer")));
+        self.show_formation(1);
+        self.shutdown.cancelled().await;
+        coordinator.lost(1);
+    }
+
+    async fn run_first(self: Arc<Self>, coordinator: Arc<Coordinator>) -> Result<(), WiringError> {
+        let downstream = self.config.link.downstream.clone().ok_or(WiringError::Address("link.downstream"))?;
+        let formation = Arc::new(AtomicU64::new(0));
+        let (returned, mut returns) = mpsc::channel(4);
+        let listener = self.listen().await?;
+        let accepting = tokio::spawn(Arc::clone(&self).accept_returns(listener, Arc::clone(&formation), returned));
+        let mut pause = BACK_OFF.0;
+        while !self.shutdown.is_cancelled() {
+            let number = formation.fetch_add(1, Ordering::Relaxed) + 1;
+            let (whole, why) = self.form(number, &downstream, &coordinator, &mut returns).await;
+            if self.shutdown.is_cancelled() {
+                break;
+            }
+            self.show_break(&why, whole);
+            pause = if whole { BACK_OFF.0 } else { (pause * 2).min(BACK_OFF.1) };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.shutdown.cancelled() => {}
+            }
+        }
+        accepting.abort();
+        Ok(())
+    }
+
+    /// One formation from the first dial to its end. Says whether it was whole, and why it ended.
+    async fn form(
+        &self,
+        number: u64,
+        downstream: &str,
+        coordinator: &Arc<Coordinator>,
+        returns: &mut mpsc::Receiver<(u64, Connection)>,
+    ) -> (bool, String) {
+        let dialer = self.dialer(self.setup(Role::Data, number, self.identity.instance), 1);
+        let dialled = tokio::select! {
+            dialled = dial(downstream, &dialer) => dialled,
+            () = self.shutdown.cancelled() => return (false, String::new()),
+        };
+        let mut down = match dialled {
+            Ok((connection, _)) => connection,
+            Err(e) => return (false, format!("stage 1 at {downstream}: {e}")),
+        };
+        let mut back = loop {
+            tokio::select! {
+                event = down.receiver.next() => if let Some(why) = ended(event, "stage 1") { return (false, why) },
+                Some((n, connection)) = returns.recv() => if n == number { break connection },
+                () = self.shutdown.cancelled() => return (false, String::new()),
+            }
+        };
+        let (break_chain, mut broken) = mpsc::unbounded_channel();
+        self.queue.attach(number, Output::Link(down.sender.clone()));
+        self.metrics.formed();
+        coordinator.formed(
+            number,
+            Box::new(move |why| {
+                let _ = break_chain.send(why); // the formation may be over
+            }),
+        );
+        self.show_formation(number);
+        let why = loop {
+            tokio::select! {
+                biased;
+                event = back.receiver.next() => match event {
+                    Some(Event::Message(Inbound { message: Message::Predictions(p), permit })) => {
+                        coordinator.answered(number, p);
+                        drop(permit);
+                    }
+                    other => if let Some(why) = ended(other, "the last stage") { break why },
+                },
+                event = down.receiver.next() => if let Some(why) = ended(event, "stage 1") { break why },
+                Some(why) = broken.recv() => {
+                    let report = self.report(ErrorClass::Timeout, why.clone());
+                    down.sender.fail(report);
+                    break why;
+                }
+                () = self.shutdown.cancelled() => {
+                    down.sender.goodbye().await;
+                    break "shutdown".to_owned();
+                }
+            }
+        };
+        coordinator.lost(number);
+        self.queue.detach(number);
+        (true, why)
+    }
+
+    async fn accept_returns(
+        self: Arc<Self>,
+        listener: TcpListener,
+        formation: Arc<AtomicU64>,
+        returned: mpsc::Sender<(u64, Connection)>,
+    ) {
+        let this = Arc::clone(&self);
+        let decide = move |theirs: &Setup| {
+            let now = formation.load(Ordering::Relaxed);
+            if theirs.role != Role::Return || theirs.formation != now {
+                let remedy = "a connection of another formation is not let in";
+                return Err(Refusal::differ(RefusalCode::Formation, "formation", now, theirs.formation, remedy));
+            }
+            Ok(this.answer(this.setup(Role::Return, now, this.identity.instance), theirs))
+        };
+        let acceptor = self.acceptor(Arc::new(decide));
+        self.accept_each(listener, acceptor, move |connection, agreed| {
+            // A fifth waiting connection is one too many: it ends here.
+            let _ = returned.try_send((agreed.theirs.formation, connection));
+        })
+        .await;
+    }
+
+    async fn run_later(self: Arc<Self>) -> Result<(), WiringError> {
+        let next = if self.config.is_last() { &self.config.link.return_to } else { &self.config.link.downstream };
+        let field = if self.config.is_last() { "link.return" } else { "link.downstream" };
+        let next = next.clone().ok_or(WiringError::Address(field))?;
+        let listener = self.listen().await?;
+        let seen = std::sync::Mutex::new(Formations::default());
+        let this = Arc::clone(&self);
+        let decide = move |theirs: &Setup| {
+            let mut seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            seen.admit(theirs.root, theirs.formation)?;
+            Ok(this.answer(this.setup(Role::Data, theirs.formation, theirs.root), theirs))
+        };
+        let acceptor = self.acceptor(Arc::new(decide));
+        let (accepted, mut upstreams) = mpsc::channel(1);
+        let accepting = tokio::spawn(Arc::clone(&self).accept_each(listener, acceptor, move |connection, agreed| {
+            let _ = accepted.try_send((connection, agreed)); // one at a time: the next attempt comes
+        }));
+        let mut waiting = None;
+        while !self.shutdown.is_cancelled() {
+            let upstream = match waiting.take() {
+                Some(upstream) => Some(upstream),
+                None => tokio::select! {
+                    upstream = upstreams.recv() => upstream,
+                    () = self.shutdown.cancelled() => None,
+                },
+            };
+            let Some((connection, agreed)) = upstream else { break };
+            // A newer formation ends the one that runs: its upstream has given it up.
+            tokio::select! {
+                why = self.serve_formation(connection, &agreed, &next) => self.show_break(&why, true),
+                newer = upstreams.recv() => waiting = newer,
+            }
+            self.queue.detach(agreed.theirs.formation);
+        }
+        accepting.abort();
+        Ok(())
+    }
+
+    /// One formation on a later stage: reaches the next stage, then hands frames through until a connection ends.
+    async fn serve_formation(&self, mut up: Connection, agreed: &Agreed, next: &str) -> String {
+        let (formation, root) = (agreed.theirs.formation, agreed.theirs.root);
+        let mut down = match self.reach_next(&mut up, formation, root, next).await {
+            Ok(down) => down,
+            Err(why) => return why,
+        };
+        self.queue.attach(formation, Output::Link(down.sender.clone()));
+        self.show_formation(formation);
+        loop {
+            tokio::select! {
+                biased;
+                event = up.receiver.next() => match event {
+                    Some(Event::Message(Inbound { message: Message::Frame(frame), permit })) => {
+                        self.queue.frame_from_link(formation, frame, permit);
+                    }
+                    other => if let Some(why) = ended(other, "the upstream stage") {
+                        down.sender.close();
+                        return why;
+                    },
+                },
+                event = down.receiver.next() => if let Some(why) = ended(event, "the next stage") {
+                    up.sender.fail(self.report(ErrorClass::PeerLost, why.clone()));
+                    return why;
+                },
+                () = self.shutdown.cancelled() => {
+                    up.sender.goodbye().await;
+                    down.sender.goodbye().await;
+                    return "shutdown".to_owned();
+                }
+            }
+        }
+    }
+
+    async fn reach_next(
+        &self,
+        up: &mut Connection,
+        formation: u64,
+        root: InstanceId,
+        next: &str,
+    ) -> Result<Connection, String> {
+        let (role, peer) =
+            if self.config.is_last() { (Role::Return, 0) } else { (Role::Data, self.config.stage + 1) };
+        let dialer = self.dialer(self.setup(role, formation, root), peer);
+        let mut pause = BACK_OFF.0;
+        loop {
+            tokio::select! {
+                dialled = dial(next, &dialer) => match dialled {
+                    Ok((connection, _)) => return Ok(connection),
+                    Err(e) => {
+                        let why = format!("stage {peer} at {next}: {e}");
+                        self.status.set_error(&why, false);
+                        tracing::debug!(%why, "not reached");
+                        if is_final(&e) {
+                            up.sender.fail(self.report(ErrorClass::PeerLost, why.clone()));
+                            return Err(why);
+                        }
+                    }
+                },
+                why = lost(&mut up.receiver) => return Err(why),
+                () = self.shutdown.cancelled() => return Err("shutdown".to_owned()),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                why = lost(&mut up.receiver) => return Err(why),
+            }
+            pause = (pause * 2).min(BACK_OFF.1);
+        }
+    }
+
+    async fn listen(&self) -> Result<TcpListener, WiringError> {
+        let address = self.config.link.bind;
+        TcpListener::bind(address).await.map_err(|source| WiringError::Bind { address, source })
+    }
+
+    async fn accept_each(
+        self: Arc<Self>,
+        listener: TcpListener,
+        acceptor: Acceptor,
+        take: impl Fn(Connection, Agreed) + Clone + Send + 'static,
+    ) {
+        loop {
+            let (stream, address) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely: others may give some back.
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    tokio::time::sleep(BACK_OFF.1).await;
+                    continue;
+                }
+            };
+            let (acceptor, take) = (acceptor.clone(), take.clone());
+            tokio::spawn(async move {
+                match accept(stream, &acceptor).await {
+                    Ok((connection, agreed)) => take(connection, agreed),
+                    Err(error) => tracing::warn!(%address, %error, "a connection was refused"),
+                }
+            });
+        }
+    }
+
+    fn setup(&self, role: Role, formation: u64, root: InstanceId) -> Setup {
+        let (c, id) = (&self.config, &self.identity);
+        // The validated configuration keeps both far below 65,536.
+        let small = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
+        Setup {
+            role,
+            chain: c.chain.clone(),
+            formation,
+            root,
+            stage: small(c.stage),
+            stages: small(c.stages),
+            layers: c.layers,
+            n_layers: c.n_layers,
+            model: id.model.clone(),
+            n_embd: id.n_embd,
+            activations: match c.link.activations {
+                config::Activations::F32 => ActivationDtype::F32,
+                config::Activations::F16 => ActivationDtype::F16,
+            },
+            lanes: id.lanes,
+            n_ctx: id.n_ctx,
+            n_ubatch: c.engine.n_ubatch,
+            instance: id.instance,
+            cache_generation: 0,
+            credits: c.link.credits.unwrap_or(2 * c.max_in_flight() + 2),
+            max_message_bytes: c.link.max_message_bytes.into(),
+            versions: Versions { software: env!("CARGO_PKG_VERSION").to_owned(), llama_cpp: id.llama_cpp.clone() },
+            features: Vec::new(),
+        }
+    }
+
+    /// DNS name in the certificate of a stage; without TLS nobody looks at it.
+    fn name(&self, stage: u32) -> String {
+        let names = self.config.link.tls.as_ref().map(|t| &t.names);
+        names.and_then(|n| n.get(stage as usize)).cloned().unwrap_or_default()
+    }
+
+    fn answer(&self, setup: Setup, theirs: &Setup) -> Answer {
+        Answer { setup, peer_name: self.name(theirs.stage.into()) }
+    }
+
+    fn dialer(&self, setup: Setup, peer: u32) -> Dialer {
+        let tls = self.tls.clone().map(|tls| (tls, self.name(peer)));
+        Dialer { tls, setup, options: self.options.clone(), deadline: HANDSHAKE }
+    }
+
+    fn acceptor(&self, decide: Arc<dyn splitmodel_link::Decide>) -> Acceptor {
+        Acceptor { tls: self.tls.clone(), decide, options: self.options.clone(), deadline: HANDSHAKE }
+    }
+
+    fn report(&self, class: ErrorClass, message: String) -> Report {
+        let stage = u16::try_from(self.config.stage).unwrap_or(u16::MAX);
+        Report { stage, class, record: None, session: 0, message }
+    }
+
+    fn show_formation(&self, number: u64) {
+        tracing::info!(formation = number, "the links of this stage are up");
+        self.status.update(|s| {
+            s.formation = number;
+            s.last_error.clear();
+            s.set_phase(Phase::Linked);
+        });
+        self.linked.send_replace(true);
+    }
+
+    fn show_break(&self, why: &str, whole: bool) {
+        self.linked.send_replace(false);
+        if whole {
+            tracing::warn!(why, "the formation ended");
+        } else {
+            tracing::debug!(why, "the chain is not formed");
+        }
+        self.status.update(|s| {
+            why.clone_into(&mut s.last_error);
+            if s.phase() != Phase::Draining {
+                s.set_phase(Phase::Loaded);
+            }
+        });
+    }
+}
+
+/// What an event means for a connection on which nothing but errors may come: `Some` ends the formation.
+fn ended(event: Option<Event>, peer: &str) -> Option<String> {
+    match event {
+        Some(Event::Message(Inbound { message: Message::Error(report), .. })) => {
+            tracing::warn!(stage = report.stage, class = ?report.class, message = report.message, "{peer} reports");
+            None // its connection ends next, or it lives on
+        }
+        Some(Event::Message(Inbound { message, .. })) => Some(format!("{peer} sent what it must not: {}", kind(&message))),
+        Some(Event::Closed(ClosedReason::Goodbye)) => Some(format!("{peer} is shutting down")),
+        Some(Event::Closed(reason)) => Some(format!("{peer}: {reason}")),
+        None => Some(format!("{peer}: the connection ended")),
+    }
+}
+
+fn kind(message: &Message) -> &'static str {
+    match message {
+        Message::Frame(_) => "a frame",
+        Message::Predictions(_) => "predictions",
+        Message::Credit(_) => "credit",
+        Message::Ping(_) | Message::Pong(_) => "a ping",
+        Message::Error(_) => "an error",
+        Message::Goodbye => "a goodbye",
+    }
+}
+
+/// Waits until the connection ends.
+async fn lost(receiver: &mut Receiver) -> String {
+    loop {
+        if let Some(why) = ended(receiver.next().await, "the upstream stage") {
+            return why;
+        }
+    }
+}
+
+/// Whether another attempt in this formation is pointless: a peer that answered and refused.
+fn is_final(error: &LinkError) -> bool {
+    matches!(error, LinkError::Refused(r) | LinkError::Refusing(r) if r.code != RefusalCode::Busy)
+}
