@@ -15,10 +15,11 @@ help: ## Lists these targets
 run: build model ## Serves the sample model as a chain of three processes (FILE=… for another manifest, ARGS=… for flags)
 	$(BIN)/splitmodel up $(FILE) $(ARGS)
 
-test: lint build model ## Runs every test
+test: lint model ## Runs every test
 	scripts/test.sh
 
 lint: deps ## Formatting, clippy, licences and banned crates
+	@scripts/deps.sh lint
 	cargo fmt --all --check
 	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
 	scripts/deny.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building and testing need and is missing: Debian packages. Rust itself must be there.
+# Installs what building and testing need and is missing: Debian packages; with `lint` also the parts of Rust that linting
+# needs. Rust itself must be there.
 set -euo pipefail
 
 packages=(build-essential cmake libclang-dev ccache python3-venv unzip)
@@ -21,4 +22,11 @@ have=$(cargo --version 2>/dev/null | awk '{print $2}') || true
 if [ -z "$have" ] || [ "$(printf '%s\n' "$want" "$have" | sort -V | head -1)" != "$want" ]; then
   echo "Rust $want or newer is needed, found: ${have:-none}. Install it with rustup (https://rustup.rs)." >&2
   exit 1
+fi
+
+if [ "${1:-}" = lint ]; then
+  for part in fmt clippy; do
+    cargo "$part" --version >/dev/null 2>&1 && continue
+    rustup component add "${part/fmt/rustfmt}" >/dev/null || { echo "cargo $part is missing; install it" >&2; exit 1; }
+  done
 fi

@@ -1,0 +1,88 @@
+"""`splitmodel up` itself, with real stages."""
+import json
+import os
+import signal
+import subprocess
+
+import openai
+import pytest
+
+from chain import BIN, MANIFEST, Chain, eventually
+
+
+def runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def status(chain):
+    told = subprocess.run([BIN / "splitmodel", "status", "--json", "--state-dir", chain.state],
+                          capture_output=True, text=True, timeout=60)
+    return json.loads(told.stdout)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    chain = Chain(tmp_path_factory.mktemp("own"), 3)
+    yield chain
+    chain.end(signal.SIGKILL)
+
+
+def test_the_curl_line_works_as_printed(own):
+    [line] = own.find(r"^\s*(curl .*)")
+    answer = subprocess.run(line[1], shell=True, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0 and "content" in answer.stdout, answer
+
+
+def test_status_shows_every_stage(own):
+    [run] = status(own)
+    assert run["url"] == own.url
+    layers = [s["layers"] for s in run["stages"]]
+    assert layers[0][0] == 0 and all(a[1] == b[0] for a, b in zip(layers, layers[1:])) and len(layers) == 3
+    assert {s["phase"] for s in run["stages"]} == {"serving"}
+
+
+def test_chat_answers_from_a_pipe(own):
+    answer = subprocess.run([BIN / "splitmodel", "chat", "--url", own.url, "--temperature", "0", "--max-tokens", "40"],
+                            input="Name three fruits.\n", capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0 and "Bananas" in answer.stdout, answer
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_killed_stage_comes_back(own, stage):
+    """A stream that runs meanwhile goes on, if its own stage 0 is not the one that died."""
+    ready = len(own.find("^ready again"))
+    client = openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0, timeout=120)
+    with client, client.chat.completions.create(
+            model="smollm2", messages=[{"role": "user", "content": "Count."}], max_tokens=300, temperature=0, stream=True,
+            stream_options={"include_usage": True}, extra_body={"ignore_eos": True}) as stream:
+        for _ in range(3):
+            next(stream)
+        os.kill(own.pid(stage), signal.SIGKILL)
+        if stage == 0:
+            with pytest.raises(Exception):
+                list(stream)
+        else:
+            assert [c.usage.completion_tokens for c in stream if c.usage] == [300]
+    own.until("^ready again", ready + 1)
+    assert {s["phase"] for s in status(own)[0]["stages"]} == {"serving"}
+
+
+def test_a_port_in_use_is_named(own, tmp_path):
+    second = subprocess.run([BIN / "splitmodel", "up", MANIFEST, "--port", str(own.port), "--state-dir", tmp_path],
+                            capture_output=True, text=True, timeout=60)
+    assert second.returncode != 0 and f"127.0.0.1:{own.port} is in use" in second.stderr, second
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_leaves_nothing_behind(tmp_path, how):
+    chain = Chain(tmp_path, 3)
+    pids = [chain.pid(stage) for stage in range(3)]
+    code = chain.end(how)
+    eventually(lambda: not any(map(runs, pids)), "no stage runs")
+    if how != signal.SIGKILL:
+        assert code == 0 and not (chain.state / "run").exists()
