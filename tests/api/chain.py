@@ -35,8 +35,9 @@ class Chain:
         self.port, self.stages, self.state = free_port(), stages, directory / "state"
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines = []
+        # One thread: threads that wait for each other on busy cores are slow beyond all measure.
         command = [BIN / "splitmodel", "up", MANIFEST, "--stages", str(stages), "--port", str(self.port),
-                   "--state-dir", self.state, "--grace", "2", *flags]
+                   "--state-dir", self.state, "--grace", "2", "--threads", "1", *flags]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True, start_new_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
