@@ -4,9 +4,11 @@
 
 mod sim;
 
+use std::sync::atomic::Ordering;
+
 use proptest::prelude::*;
 use sim::{Chain, alone, greedy, limits, request};
-use splitmodel_chain::scheduler::{AdmissionError, Finish};
+use splitmodel_chain::scheduler::{AdmissionError, Finish, Limits};
 use splitmodel_chain::shadow;
 use splitmodel_link::frame::Token;
 use splitmodel_sampling::GenerationConfig;
@@ -17,6 +19,8 @@ enum Act {
     Cancel(usize),
     Move(usize, usize),
     Cut,
+    Fail(usize),
+    Forget(usize),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -26,6 +30,8 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (0..16usize).prop_map(Act::Cancel),
         30 => (0..8usize, 1..6usize).prop_map(|(w, n)| Act::Move(w, n)),
         1 => Just(Act::Cut),
+        1 => (0..5usize).prop_map(Act::Fail),
+        1 => (0..5usize).prop_map(Act::Forget),
     ]
 }
 
@@ -39,8 +45,10 @@ fn sampled(seed: u64) -> GenerationConfig {
     }
 }
 
-fn run(stages: u16, lanes: u16, chunk: usize, acts: &[Act]) {
-    let mut chain = Chain::new(stages, limits(lanes, usize::from(stages), chunk));
+fn run(stages: u16, lanes: u16, chunk: usize, recurrent: bool, acts: &[Act]) {
+    // Faults may come thick here; sessions must outlast them.
+    let limits = Limits { max_attempts: 1000, ..limits(lanes, usize::from(stages), chunk) };
+    let mut chain = Chain::with(stages, limits, recurrent);
     let mut sent = Vec::new();
     let mut cancelled = std::collections::HashSet::new();
     for act in acts {
@@ -62,6 +70,10 @@ fn run(stages: u16, lanes: u16, chunk: usize, acts: &[Act]) {
                     chain.advance(which);
                 }
             }
+            Act::Fail(stage) => {
+                chain.fail_next[stage % chain.workers.len()].fetch_add(1, Ordering::Relaxed);
+            }
+            Act::Forget(stage) => chain.forget(stage % usize::from(stages)),
             Act::Cut => {
                 chain.cut();
                 chain.form();
@@ -88,12 +100,13 @@ fn run(stages: u16, lanes: u16, chunk: usize, acts: &[Act]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
     #[test]
     fn any_interleaving_gives_the_undisturbed_text(
-        stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, acts in prop::collection::vec(act(), 1..120),
+        stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, recurrent in any::<bool>(),
+        acts in prop::collection::vec(act(), 1..120),
     ) {
-        run(stages, lanes, chunk, &acts);
+        run(stages, lanes, chunk, recurrent, &acts);
     }
 }
 

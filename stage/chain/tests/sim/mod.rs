@@ -2,6 +2,7 @@
 //! of its lane and on all stages before, so one wrong cell anywhere changes the text.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use splitmodel_chain::runtime::{Batch, Runtime, RuntimeError};
@@ -39,6 +40,8 @@ pub struct Arithmetic {
     logits: HashMap<usize, Vec<f32>>,
     /// Every n-th computation fails.
     pub fail_every: Option<u64>,
+    /// So many computations from here on fail.
+    pub fail_next: Arc<AtomicU32>,
     /// Whole lanes can be removed only.
     pub recurrent: bool,
     steps: u64,
@@ -53,6 +56,7 @@ impl Arithmetic {
             out: Vec::new(),
             logits: HashMap::new(),
             fail_every: None,
+            fail_next: Arc::default(),
             recurrent: false,
             steps: 0,
         }
@@ -101,7 +105,9 @@ impl Runtime for Arithmetic {
         self.out.clear();
         self.logits.clear();
         self.steps += 1;
-        let fails = self.fail_every.is_some_and(|n| self.steps.is_multiple_of(n));
+        let next = self.fail_next.load(Ordering::Relaxed);
+        self.fail_next.store(next.saturating_sub(1), Ordering::Relaxed);
+        let fails = next > 0 || self.fail_every.is_some_and(|n| self.steps.is_multiple_of(n));
         for i in 0..batch.lanes.len() {
             if fails && i == batch.lanes.len() / 2 {
                 return Err(RuntimeError::Decode { code: -3, rows: batch.lanes.len() });
@@ -140,6 +146,7 @@ pub struct Chain {
     links: Vec<VecDeque<Frame>>,
     replies: VecDeque<Predictions>,
     pub ops: Vec<Arc<Mutex<Vec<Op>>>>,
+    pub fail_next: Vec<Arc<AtomicU32>>,
     pub texts: HashMap<SessionId, Vec<Token>>,
     pub ended: HashMap<SessionId, Result<splitmodel_chain::scheduler::Finish, String>>,
 }
@@ -169,11 +176,19 @@ pub fn greedy() -> GenerationConfig {
 
 impl Chain {
     pub fn new(stages: u16, limits: Limits) -> Self {
+        Self::with(stages, limits, false)
+    }
+
+    /// A chain of slices that can remove whole lanes only, with `recurrent`.
+    pub fn with(stages: u16, limits: Limits, recurrent: bool) -> Self {
         let lanes = usize::from(limits.lanes) + 1;
-        let mut ops = Vec::new();
+        let (mut ops, mut fail_next) = (Vec::new(), Vec::new());
         let workers = (0..stages).map(|i| {
             let place = Place { stage: i, stages };
-            let mut w = Worker::new(Arithmetic::new(u64::from(i), i + 1 == stages), place, lanes, None);
+            let mut slice = Arithmetic::new(u64::from(i), i + 1 == stages);
+            slice.recurrent = recurrent;
+            fail_next.push(slice.fail_next.clone());
+            let mut w = Worker::new(slice, place, lanes, None);
             let log = Arc::new(Mutex::new(Vec::new()));
             ops.push(log.clone());
             w.set_sink(Some(Box::new(Shared(log))));
@@ -186,6 +201,7 @@ impl Chain {
             links: vec![VecDeque::new(); usize::from(stages)],
             replies: VecDeque::new(),
             ops,
+            fail_next,
             texts: HashMap::new(),
             ended: HashMap::new(),
         };
@@ -195,6 +211,11 @@ impl Chain {
 
     pub fn form(&mut self) {
         self.scheduler.formed(request(vec![1], 1, &greedy()));
+    }
+
+    /// A stage loses all it holds without anyone noticing, as none should.
+    pub fn forget(&mut self, stage: usize) {
+        self.workers[stage].reset();
     }
 
     /// All connections break; stages that upstream left forget their lanes.
