@@ -7,7 +7,7 @@ import subprocess
 import openai
 import pytest
 
-from chain import BIN, MANIFEST, Chain, eventually
+from chain import BIN, MANIFEST, ROOT, Chain, eventually
 
 
 def runs(pid):
@@ -70,6 +70,12 @@ def test_a_killed_stage_comes_back(own, stage):
             assert [c.usage.completion_tokens for c in stream if c.usage] == [300]
     own.until("^ready again", ready + 1)
     assert [s["phase"] for s in status(own)[0]["stages"]] == ["serving", "linked", "linked"]
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-layers", "smollm2-tuned"])
+def test_an_example_can_be_planned(name):
+    plan = subprocess.run([BIN / "splitmodel", "plan", ROOT / "examples" / f"{name}.yaml"], capture_output=True, text=True)
+    assert plan.returncode == 0 and "STAGE" in plan.stdout, plan
 
 
 def test_a_port_in_use_is_named(own, tmp_path):
