@@ -69,7 +69,7 @@ pub fn refusal(url: &Url, status: u16, body: &str) -> CliError {
         .as_ref()
         .and_then(|v| v.pointer("/error/message"))
         .and_then(|v| v.as_str())
-        .map_or_else(|| body.trim().chars().take(200).collect(), str::to_owned);
+        .map_or_else(|| body.trim().chars().take(200).collect(), |words| words.trim_end_matches('.').to_owned());
     let remedy = match status {
         401 | 403 => "; give the API's key with --api-key",
         404 => "; is this an OpenAI API, and is --model one that it lists?",

@@ -142,6 +142,10 @@ impl<'a> Screen<'a> {
 
     fn report(&mut self, stage: u32, status: Option<&StageStatus>) {
         match status {
+            // What ends loses its links: no news.
+            Some(status) if self.ending => {
+                self.progress.report(stage, &StageStatus { last_error: String::new(), ..status.clone() });
+            }
             Some(status) => self.progress.report(stage, status),
             None => self.progress.lost(stage),
         }

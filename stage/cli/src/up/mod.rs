@@ -81,7 +81,12 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
 /// The keys of a cluster are in a Secret; an API that was meant to be closed must not open to a network.
 fn check_keys(args: &UpArgs, planned: &Planned) -> Result<(), CliError> {
     if let Some(file) = &args.api_key_file {
-        return std::fs::File::open(file).map(|_| ()).map_err(CliError::file("read", file));
+        let text = std::fs::read_to_string(file).map_err(CliError::file("read", file))?;
+        if text.lines().map(str::trim).any(|line| !line.is_empty() && !line.starts_with('#')) {
+            return Ok(());
+        }
+        let message = format!("{} has no key; write one per line, or leave the flag out", file.display());
+        return Err(CliError::Flag { flag: "api-key-file", message });
     }
     if planned.wanted.spec.api.key_secret.is_none() {
         return Ok(());

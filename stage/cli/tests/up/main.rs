@@ -377,6 +377,7 @@ fn bad_input_is_named() {
     scene.manifest("  api: { keySecret: keys }\n");
     fails(&["--host", "0.0.0.0"], &["--api-key-file", "spec.api.keySecret"]);
     fails(&["--api-key-file", "/nonexistent/keys"], &["/nonexistent/keys: cannot read"]);
+    fails(&["--api-key-file", "/dev/null"], &["--api-key-file: /dev/null has no key"]);
     scene.manifest("");
     fails(&["--stages", "9"], &["9 stages"]);
     fails(&["--threads", "0"], &["--threads"]);
