@@ -58,10 +58,15 @@ pub fn start(
 fn keys(api: &config::ApiConfig) -> Result<Vec<String>, ServeError> {
     let mut keys: Vec<String> = api.api_keys.iter().map(|k| k.expose().to_owned()).collect();
     if let Some(path) = &api.api_key_file {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ServeError::Keys { path: path.clone(), source })?;
+        let wrong = |source| ServeError::Keys { path: path.clone(), source };
+        let text = std::fs::read_to_string(path).map_err(wrong)?;
+        let before = keys.len();
         let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
         keys.extend(lines.map(str::to_owned));
+        if keys.len() == before {
+            // Without a key the API would be open, which nobody means who names a file of keys.
+            return Err(wrong(std::io::Error::other("no key is in it; write one per line, or leave the file out")));
+        }
     }
     Ok(keys)
 }
