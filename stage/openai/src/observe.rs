@@ -137,6 +137,8 @@ pub(crate) struct Record {
     cached_tokens: u64,
     completion_tokens: u64,
     outcome: &'static str,
+    /// The request's: a stream ends after its handler.
+    span: tracing::Span,
 }
 
 impl Record {
@@ -153,6 +155,7 @@ impl Record {
             cached_tokens: 0,
             completion_tokens: 0,
             outcome: "cancelled",
+            span: tracing::Span::current(),
         }
     }
 
@@ -215,6 +218,7 @@ impl Drop for Record {
             let label = TokenLabel { gen_ai_operation_name: name, gen_ai_token_type: kind };
             self.stats.tokens.get_or_create(&label).inc_by(n);
         }
+        let _request = self.span.enter();
         tracing::info!(
             operation = name,
             outcome = self.outcome,
