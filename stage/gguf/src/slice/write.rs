@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::SlicePlan;
@@ -91,6 +92,8 @@ impl SlicePlan<'_> {
         };
         let mut temp = tempfile::Builder::new()
             .prefix(".partial-")
+            // As any file of this user: the umask decides who may read it.
+            .permissions(std::fs::Permissions::from_mode(0o666))
             .tempfile_in(dir)
             .map_err(|e| Error::io(dir.display().to_string(), "create a file in the directory", e))?;
         let written = self.write_to(&name, temp.as_file_mut(), progress)?;
