@@ -92,7 +92,7 @@ pub struct SchedulingConfig {
     pub prefill_chunk: u32,
     /// Prompt tokens in a frame while other sessions are decoding: small, so that they are not held up.
     pub prefill_chunk_shared: u32,
-    /// Requests that may wait for a lane; more are refused with 503.
+    /// Requests that may wait for a lane; more are refused with 429.
     pub max_queue: u32,
     /// Seconds a request may wait for a lane.
     pub admission_deadline_s: u32,
