@@ -52,6 +52,16 @@ def test_chat_answers_from_a_pipe(own):
     assert answer.returncode == 0 and "Bananas" in answer.stdout, answer
 
 
+def test_the_log_names_the_request_of_a_stream(own):
+    client = openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0, timeout=120)
+    with client:
+        list(client.chat.completions.create(model="smollm2", messages=[{"role": "user", "content": "Hi"}], max_tokens=2,
+                                            stream=True, extra_headers={"X-Request-Id": "stream-1"}))
+    [log] = own.state.glob("run/*/stage-0.log")
+    eventually(lambda: any("stream-1" in line and "answer ended" in line for line in log.read_text().splitlines()),
+               "the answer's end is logged with the id of its request")
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_killed_stage_comes_back(own, stage):
     """A stream that runs meanwhile goes on, if its own stage 0 is not the one that died."""
