@@ -51,7 +51,7 @@ pub struct UpArgs {
     /// Number of stages, instead of what the manifest says.
     #[arg(long, value_name = "N")]
     pub stages: Option<u32>,
-    /// Threads of each stage [default: as in the manifest, else cores ÷ stages, at least 1].
+    /// Threads of each stage [default: as in the manifest, else (cores − 1) ÷ stages, at least 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Directory of slices, logs and the list of running chains [default: $XDG_STATE_HOME/splitmodel or

@@ -33,11 +33,15 @@ pub struct Local {
     pub api_key_file: Option<PathBuf>,
 }
 
-/// Threads of each stage when the user names none: the cores, shared out, at least 1.
+/// Threads of each stage when the user names none: the cores but one, shared out, at least 1. llama.cpp's threads spin
+/// within a computation: with none to spare, whatever else runs would slow them many times over.
 #[must_use]
 pub fn default_threads(stages: usize) -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    u32::try_from((cores / stages.max(1)).max(1)).unwrap_or(u32::MAX)
+    shared_threads(std::thread::available_parallelism().map_or(1, NonZero::get), stages)
+}
+
+fn shared_threads(cores: usize, stages: usize) -> u32 {
+    u32::try_from((cores.saturating_sub(1) / stages.max(1)).max(1)).unwrap_or(u32::MAX)
 }
 
 /// The configurations of all stages, which stand at `ports`.
@@ -196,9 +200,8 @@ mod tests {
 
     #[test]
     fn threads_are_shared_out() {
-        let cores = u32::try_from(std::thread::available_parallelism().unwrap().get()).unwrap();
-        assert_eq!(default_threads(1), cores);
-        assert_eq!(default_threads(100_000), 1);
-        assert_eq!(default_threads(0), cores);
+        for (cores, stages, threads) in [(16, 3, 5), (2, 1, 1), (2, 3, 1), (1, 1, 1), (8, 0, 7), (64, 100_000, 1)] {
+            assert_eq!(shared_threads(cores, stages), threads, "{cores} cores, {stages} stages");
+        }
     }
 }
