@@ -3,5 +3,14 @@
 #![cfg(test)]
 #![allow(clippy::print_stdout, reason = "figures for whoever reads the tests' output")]
 
+mod clients_leave;
+mod control;
+mod fairness;
+mod garbage;
 mod harness;
+mod idle;
+mod precise;
+mod recovery;
 mod replay;
+mod security;
+mod shutdown;

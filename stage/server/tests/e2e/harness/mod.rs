@@ -7,6 +7,7 @@ pub mod history;
 pub mod models;
 pub mod plan;
 pub mod process;
+pub mod reference;
 
 use std::time::{Duration, Instant};
 

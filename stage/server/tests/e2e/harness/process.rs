@@ -45,6 +45,11 @@ impl Stage {
         assert!(done.success(), "no signal to {pid}");
     }
 
+    /// What the death of its parent looks like to it.
+    pub fn close_stdin(&mut self) {
+        self.child.stdin.take();
+    }
+
     /// Whether it still runs.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()

@@ -1,0 +1,54 @@
+//! In the precise setting the text of a chain under load is that of one undisturbed process.
+
+use std::time::Duration;
+
+use crate::harness::chain::Chain;
+use crate::harness::client::request;
+use crate::harness::models::prompt;
+use crate::harness::plan::Plan;
+use crate::harness::reference;
+
+/// All cases at once, with clients around them that come and go.
+async fn check(cuts: &[u32], chunk: u32, shared: u32) {
+    let cases = reference::cases().await;
+    let mut plan = Plan::precise(cuts);
+    plan.scheduling.prefill_chunk = chunk;
+    plan.scheduling.prefill_chunk_shared = shared;
+    let mut chain = Chain::start(&plan).await;
+    let leaves = |seed: u64, length: usize, ms: u64| {
+        let client = chain.client.clone();
+        tokio::spawn(async move {
+            let body = request(seed, &prompt(seed, length), 300);
+            let gone = tokio::time::timeout(Duration::from_millis(ms), client.ask(&body)).await;
+            assert!(gone.is_err(), "300 tokens came in {ms} ms");
+        })
+    };
+    let around = [leaves(950, 9, 1500), leaves(951, 70, 700), leaves(952, 33, 300)];
+    let what = format!("{} stages, chunks of {chunk} and {shared}", plan.stages());
+    let asked = cases.iter().map(|case| tokio::spawn(case.ask(chain.client.clone(), what.clone().leak())));
+    for task in asked.collect::<Vec<_>>().into_iter().chain(around) {
+        task.await.unwrap();
+    }
+    chain.until_lanes(0).await;
+    chain.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_loaded_stage_gives_the_undisturbed_texts() {
+    check(&[0, 30], 48, 16).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_loaded_stages_give_the_undisturbed_texts() {
+    check(&[0, 23, 30], 512, 64).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_loaded_stages_give_the_undisturbed_texts() {
+    check(&[0, 15, 27, 30], 19, 6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_loaded_stages_give_the_undisturbed_texts() {
+    check(&[0, 2, 11, 18, 29, 30], 31, 23).await;
+}
