@@ -1,14 +1,14 @@
 //! A long prompt goes through while answers run, and none of them starves.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use splitmodel_chain::schedule::Op;
 
 use crate::harness::chain::Chain;
 use crate::harness::client::request;
 use crate::harness::history::{self, Sent};
-use crate::harness::models::prompt;
+use crate::harness::models::{prompt, tokenizer};
 use crate::harness::plan::Plan;
 use crate::replay;
 
@@ -21,7 +21,7 @@ const SHARED: usize = 64;
 async fn running_streams_are_not_starved_by_a_long_prompt() {
     let mut plan = Plan::sample(&[0, 15, 27, 30]);
     plan.schedule = true;
-    plan.engine.context_length = 4096;
+    plan.engine.context_length = 2048;
     plan.scheduling.prefill_chunk_shared = SHARED as u32;
     let mut chain = Chain::start(&plan).await;
     let running: Vec<_> = RUNNING
@@ -30,13 +30,14 @@ async fn running_streams_are_not_starved_by_a_long_prompt() {
             let client = chain.client.clone();
             tokio::spawn(async move {
                 let prompt = prompt(seed, 20);
-                let answer = client.ask(&request(seed, &prompt, 110)).await;
+                let answer = client.ask(&request(seed, &prompt, 70)).await;
                 Sent { seed, prompt, answer }
             })
         })
         .collect();
     chain.until_status(0, "answers to run", |s| s.generated_tokens > 60).await;
-    let long = prompt(LONG, 4000);
+    let began = Instant::now();
+    let long = prompt(LONG, 2000);
     let answer = chain.client.ask(&request(LONG, &long, 4)).await;
     let mut sent = vec![Sent { seed: LONG, prompt: long, answer }];
     for task in running {
@@ -46,11 +47,10 @@ async fn running_streams_are_not_starved_by_a_long_prompt() {
     chain.end().await;
 
     let ops = history::operations(&chain.schedule());
-    assert_eq!(history::check(&ops, &sent), 4);
+    assert_eq!(history::check(&ops, &sent, tokenizer()), 4);
     let (first, last) = check_schedule(&ops, plan.stages());
-    println!("the prompt took {} frames", last - first);
-    report(&sent);
-    replay::replays(&chain.schedule(), &sent).await;
+    report(&sent, began, last - first + 1);
+    replay::replays(chain.schedule(), plan.model, &sent).await;
 }
 
 /// Checks the frames while the long prompt and the answers run together. Gives the first and the last of them.
@@ -97,24 +97,23 @@ fn check_schedule(ops: &[Op], stages: usize) -> (usize, usize) {
     (first, end)
 }
 
-/// Prints pauses between tokens, with and without the prompt.
-fn report(sent: &[Sent]) {
+/// Prints pauses between tokens, with and without the prompt, which began at `began` and took `frames` frames.
+fn report(sent: &[Sent], began: Instant, frames: usize) {
     let came = sent[0].answer.pieces[0].at;
-    let mut pauses = [Vec::new(), Vec::new()];
-    for answer in &sent[1..] {
-        let at: Vec<_> = answer.answer.pieces.iter().map(|p| p.at).collect();
-        for (i, w) in at.windows(2).enumerate() {
-            // The prompt came after the first third of the answers.
-            if i < 18 {
-                pauses[0].push(w[1] - w[0]);
-            } else if i > 30 && w[1] < came {
-                pauses[1].push(w[1] - w[0]);
-            }
+    let pauses = |from: Option<Instant>, to: Instant| {
+        let mut pauses = Vec::new();
+        for sent in &sent[1..] {
+            let at = sent.answer.pieces.iter().map(|p| p.at).filter(|at| from.is_none_or(|f| *at > f) && *at < to);
+            let at: Vec<_> = at.collect();
+            pauses.extend(at.windows(2).map(|w| w[1] - w[0]));
         }
-    }
-    let [undisturbed, disturbed] = pauses.map(|mut p| {
-        p.sort_unstable();
-        p.get(p.len() * 95 / 100).copied().unwrap_or(Duration::ZERO)
-    });
-    println!("95 % of pauses between tokens: {undisturbed:.1?} undisturbed, {disturbed:.1?} beside a long prompt");
+        pauses.sort_unstable();
+        pauses.get(pauses.len() * 95 / 100).copied().unwrap_or(Duration::ZERO)
+    };
+    let (undisturbed, disturbed) = (pauses(None, began), pauses(Some(began), came));
+    let frame = (came - began) / u32::try_from(frames).unwrap();
+    println!(
+        "95 % of pauses between tokens: {undisturbed:.1?} undisturbed, {disturbed:.1?} beside a long prompt, which took \
+         {frames} frames, one every {frame:.1?}"
+    );
 }

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use splitmodel_chain::schedule::Op;
+use splitmodel_engine::Tokenizer;
 use splitmodel_server::replay::{self, ReplayFailure};
 
 use crate::harness::chain::Chain;
 use crate::harness::client::{Answer, Client, request, with};
 use crate::harness::history::{self, Sent};
-use crate::harness::models::{self, prompt};
+use crate::harness::models::{self, prompt, tiny_prompt};
 use crate::harness::plan::Plan;
 
 /// When a client leaves.
@@ -26,14 +27,14 @@ enum Leave {
 
 struct Load {
     seed: u64,
-    prompt: usize,
+    prompt: Vec<i32>,
     tokens: usize,
     more: Value,
     leave: Leave,
 }
 
-fn load(seed: u64, prompt: usize, tokens: usize) -> Load {
-    Load { seed, prompt, tokens, more: json!({}), leave: Leave::AtTheEnd }
+fn load(seed: u64, length: usize, tokens: usize) -> Load {
+    Load { seed, prompt: prompt(seed, length), tokens, more: json!({}), leave: Leave::AtTheEnd }
 }
 
 fn sampling() -> Value {
@@ -71,8 +72,7 @@ fn mixed(seed: u64) -> Vec<Load> {
 }
 
 async fn run(client: Client, load: Load) -> Sent {
-    let prompt = prompt(load.seed, load.prompt);
-    let body = with(request(load.seed, &prompt, load.tokens), load.more);
+    let body = with(request(load.seed, &load.prompt, load.tokens), load.more);
     let answer = match load.leave {
         Leave::AtTheEnd => client.ask(&body).await,
         Leave::Tokens(count) => {
@@ -85,7 +85,7 @@ async fn run(client: Client, load: Load) -> Sent {
             gone.unwrap_or_else(|_| Answer::default())
         }
     };
-    Sent { seed: load.seed, prompt, answer }
+    Sent { seed: load.seed, prompt: load.prompt, answer }
 }
 
 /// Runs all of `loads` at once.
@@ -113,21 +113,20 @@ async fn check(mut plan: Plan, waves: Vec<Vec<Load>>) {
     chain.end().await;
     let served = begun.elapsed();
     let ops = history::operations(&chain.schedule());
-    let compared = history::check(&ops, &sent);
+    let compared = history::check(&ops, &sent, &Tokenizer::load(&plan.model).unwrap());
     assert!(compared >= sent.iter().filter(|s| s.answer.done).count());
     for done in sent.iter().filter(|s| s.answer.text.starts_with('{')) {
         let value: Value = serde_json::from_str(&done.answer.text).unwrap();
         assert!(value["name"].is_string() && value["count"].is_u64(), "{value}");
     }
     println!("{} stages served in {served:.1?}", plan.stages());
-    replays(&chain.schedule(), &sent).await;
+    replays(chain.schedule(), plan.model, &sent).await;
 }
 
-/// Checks that the unsplit sample model computes the same, bit for bit, from a schedule in which `sent` was served.
-pub async fn replays(log: &Path, sent: &[Sent]) {
+/// Checks that the unsplit model computes the same, bit for bit, from a schedule in which `sent` was served.
+pub async fn replays(log: PathBuf, model: PathBuf, sent: &[Sent]) {
     let begun = Instant::now();
-    let log = log.to_owned();
-    let result = tokio::task::spawn_blocking(move || replay::run(&log, &models::sample()).unwrap()).await.unwrap();
+    let result = tokio::task::spawn_blocking(move || replay::run(&log, &model).unwrap()).await.unwrap();
     println!(
         "replay of {} frames, {} rows: {} rows of logits, {} samples in {:.1?}",
         result.batches,
@@ -166,13 +165,37 @@ async fn three_uneven_stages_compute_what_one_process_computes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn prompts_of_four_thousand_tokens_replay_at_any_number_of_stages() {
+    for cuts in [&[0, 8][..], &[0, 1, 8], &[0, 2, 7, 8], &[0, 1, 2, 5, 7, 8]] {
+        let mut plan = Plan::tiny(cuts);
+        plan.engine.context_length = 4096;
+        plan.engine.n_ctx = Some(3 * 4096);
+        let tiny =
+            |seed, length, tokens, leave| Load { prompt: tiny_prompt(seed, length), leave, ..load(seed, 1, tokens) };
+        let after = |ms| Leave::After(Duration::from_millis(ms));
+        let mut wave = vec![
+            tiny(701, 4000, 90, Leave::AtTheEnd),
+            tiny(702, 1, 400, Leave::AtTheEnd),
+            Load { more: sampling(), ..tiny(703, 900, 200, Leave::AtTheEnd) },
+            tiny(704, 30, 1000, Leave::Tokens(40)),
+            tiny(705, 3500, 20, after(150)),
+            tiny(706, 2500, 20, after(20)),
+            tiny(707, 60, 300, Leave::AtTheEnd),
+            Load { more: sampling(), ..tiny(708, 129, 300, Leave::AtTheEnd) },
+        ];
+        for load in &mut wave {
+            load.more["logit_bias"] = json!({});
+        }
+        check(plan, vec![wave]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_that_lies_is_found_out() {
     let mut plan = Plan::tiny(&[0, 3, 8]);
     plan.schedule = true;
     let mut chain = Chain::start(&plan).await;
-    // No ids of the sample's vocabulary here: any small ones do.
-    let prompt: Vec<i32> = (20..60).collect();
-    chain.client.ask(&request(700, &prompt, 10)).await;
+    chain.client.ask(&request(700, &tiny_prompt(700, 40), 10)).await;
     chain.end().await;
     let log = chain.schedule();
     let model = plan.model.clone();

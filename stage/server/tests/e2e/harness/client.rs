@@ -184,7 +184,10 @@ impl Client {
     /// A streamed answer to its proper end.
     pub async fn ask(&self, body: &Value) -> Answer {
         let rest = async { self.open(body).await.rest().await };
-        tokio::time::timeout(PATIENCE, rest).await.unwrap_or_else(|_| panic!("no end of {body}")).complete()
+        tokio::time::timeout(PATIENCE, rest)
+            .await
+            .unwrap_or_else(|_| panic!("no end of the answer with seed {} in {PATIENCE:?}", body["seed"]))
+            .complete()
     }
 
     /// An answer at once: status and body.

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use splitmodel_chain::schedule::{Op, read};
 use splitmodel_chain::shadow;
+use splitmodel_engine::Tokenizer;
 
 use super::client::Answer;
-use super::models::tokenizer;
 
 /// A request of the past, named by its seed.
 pub struct Sent {
@@ -47,7 +47,7 @@ fn sampled(ops: &[Op]) -> HashMap<u64, BTreeMap<usize, i32>> {
 
 /// Checks that the lanes held exactly the sessions' true histories at every step: the prompts as they were sent, then the
 /// tokens that the clients were shown. Gives the number of sessions that were compared.
-pub fn check(ops: &[Op], sent: &[Sent]) -> usize {
+pub fn check(ops: &[Op], sent: &[Sent], tokenizer: &Tokenizer) -> usize {
     let sampled = sampled(ops);
     let mut histories = HashMap::new();
     let mut compared = 0;
@@ -56,7 +56,7 @@ pub fn check(ops: &[Op], sent: &[Sent]) -> usize {
         let made = sampled.get(&session).unwrap_or(&empty);
         let Some(sent) = sent.iter().find(|s| s.seed == seed) else {
             assert_eq!(seed, 0, "session {session} is neither a probe's nor one of ours");
-            let probe = tokenizer().bos().or(tokenizer().eos()).unwrap();
+            let probe = tokenizer.bos().or(tokenizer.eos()).unwrap();
             histories.insert(session, vec![probe]);
             continue;
         };
@@ -65,7 +65,11 @@ pub fn check(ops: &[Op], sent: &[Sent]) -> usize {
         let seen = &sent.answer.pieces;
         assert!(seen.len() <= made.len(), "seed {seed}: {} tokens shown, {} made", seen.len(), made.len());
         for (i, (piece, token)) in seen.iter().zip(&made).enumerate() {
-            assert_eq!(piece.text, shown(*token), "seed {seed}: token {i} was shown as another than was made");
+            assert_eq!(
+                piece.text,
+                shown(tokenizer, *token),
+                "seed {seed}: token {i} was shown as another than was made"
+            );
         }
         if let Some(finish) = &sent.answer.finish {
             let ended = usize::from(finish == "stop");
@@ -83,8 +87,8 @@ pub fn check(ops: &[Op], sent: &[Sent]) -> usize {
 }
 
 /// A token as the API shows it.
-fn shown(token: i32) -> String {
-    match String::from_utf8(tokenizer().token_bytes(token, true)) {
+fn shown(tokenizer: &Tokenizer, token: i32) -> String {
+    match String::from_utf8(tokenizer.token_bytes(token, true)) {
         Ok(text) => text,
         Err(e) => e.as_bytes().iter().fold("bytes:".to_owned(), |out, b| out + &format!("\\x{b:02x}")),
     }

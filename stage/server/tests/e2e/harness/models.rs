@@ -63,7 +63,23 @@ pub fn tokenizer() -> &'static Tokenizer {
     TOKENIZER.get_or_init(|| Tokenizer::load(&sample()).unwrap())
 }
 
-/// `count` tokens of plain English, other ones for each seed.
+/// `count` tokens of a tiny model, other ones for each seed.
+pub fn tiny_prompt(seed: u64, count: usize) -> Vec<i32> {
+    let mut random = random(seed);
+    (0..count).map(|_| 20 + (random() % 200) as i32).collect()
+}
+
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state >> 32
+    }
+}
+
+/// `count` tokens of plain English for the sample model, other ones for each seed.
 pub fn prompt(seed: u64, count: usize) -> Vec<i32> {
     const WHO: [&str; 8] =
         ["The miller", "A young fox", "My aunt", "The captain", "Nobody", "The old clock", "Her brother", "A river"];
@@ -78,13 +94,8 @@ pub fn prompt(seed: u64, count: usize) -> Vec<i32> {
         "a garden",
         "the number nine",
     ];
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut pick = |words: &[&'static str; 8]| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        words[(state >> 32) as usize % 8]
-    };
+    let mut random = random(seed);
+    let mut pick = |words: &[&'static str; 8]| words[random() as usize % 8];
     let mut text = String::new();
     for _ in 0..count {
         text += &format!("{} {} {}. ", pick(&WHO), pick(&DOES), pick(&WHAT));
