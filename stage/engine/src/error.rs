@@ -13,7 +13,10 @@ pub enum EngineError {
         searched: String,
     },
     /// A device that was asked for is not there.
-    #[error("device `{name}` does not exist; devices that layers can be put on: {available}")]
+    #[error(
+        "engine configuration: `devices` names `{name}`, which does not exist; devices that layers can be put on: \
+         {available}"
+    )]
     NoDevice {
         /// The name asked for.
         name: String,
@@ -22,7 +25,7 @@ pub enum EngineError {
     },
     /// Layers are to be put on a device and there is none.
     #[error(
-        "`n_gpu_layers` is {layers} and no device can take layers; what is there: {available}; \
+        "engine configuration: `n_gpu_layers` is {layers} and no device can take layers; what is there: {available}; \
          set `n_gpu_layers` to 0 to compute on the CPU"
     )]
     NoGpu {
@@ -32,7 +35,7 @@ pub enum EngineError {
         available: String,
     },
     /// A ggml-RPC server cannot be used.
-    #[error("ggml-RPC server {endpoint}: {reason}")]
+    #[error("engine configuration: `rpc`: ggml-RPC server {endpoint}: {reason}")]
     Rpc {
         /// `host:port`.
         endpoint: String,

@@ -130,7 +130,8 @@ fn extensions(library: &Path) -> BTreeSet<String> {
             }
             let needs = instruction.cpuid_features().iter().map(|f| format!("{f:?}"));
             let beyond = |f: &String| {
-                let families = ["AVX", "FMA", "F16C", "BMI", "LZCNT", "POPCNT", "MOVBE", "AMX", "SSE3", "SSSE3", "SSE4"];
+                let families =
+                    ["AVX", "FMA", "F16C", "BMI", "LZCNT", "POPCNT", "MOVBE", "AMX", "SSE3", "SSSE3", "SSE4"];
                 families.iter().any(|family| f.starts_with(family))
             };
             found.extend(needs.filter(beyond));

@@ -4,6 +4,7 @@ pub mod api;
 pub mod backend;
 pub mod control;
 pub mod coordinator;
+pub mod devices;
 pub mod engine;
 pub mod load;
 pub mod logging;

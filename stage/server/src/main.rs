@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use splitmodel_server::{replay, serve};
+use splitmodel_server::{devices, replay, serve};
 
 /// One stage of a chain: a slice of a model, its links, and on stage 0 the OpenAI API.
 #[derive(Parser)]
@@ -56,13 +56,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve { config, exit_with_parent } => serve::main(&config, exit_with_parent).map_err(|e| e.to_string()),
+        Command::Serve { config, exit_with_parent } => {
+            serve::main(&config, exit_with_parent).map_err(|e| e.to_string())
+        }
         Command::Replay { log, model } => match replay::main(&log, &model) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::from(2),
             Err(e) => Err(e.to_string()),
         },
-        Command::Devices => replay::print_devices().map_err(|e| e.to_string()),
+        Command::Devices => devices::main().map_err(|e| e.to_string()),
         Command::RpcServer { bind, threads } => {
             splitmodel_engine::serve_rpc(&bind, threads).map(|never| match never {}).map_err(|e| e.to_string())
         }

@@ -97,19 +97,10 @@ pub fn main(log: &Path, model: &Path) -> Result<bool, ReplayFailure> {
         }
     )?;
     if result.dropped {
-        writeln!(out, "rows were dropped in this run: stages may have held other cells, so a difference proves nothing")?;
+        writeln!(
+            out,
+            "rows were dropped in this run: stages may have held other cells, so a difference proves nothing"
+        )?;
     }
     Ok(result.mismatches.is_empty())
-}
-
-/// The `devices` command.
-///
-/// # Errors
-/// [`ReplayFailure`].
-pub fn print_devices() -> Result<(), ReplayFailure> {
-    let mut out = std::io::stdout().lock();
-    for d in splitmodel_engine::devices()? {
-        writeln!(out, "{d:?}")?;
-    }
-    Ok(())
 }
