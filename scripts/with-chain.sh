@@ -21,10 +21,11 @@ finish() {
   rm -rf "$state"
 }
 trap finish EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT TERM PIPE
 
+# One thread a stage: threads that wait for each other on busy cores are slow beyond all measure.
 "$bin/splitmodel" up "$root/examples/smollm2.yaml" --stages "$stages" --port "$port" --state-dir "$state" --grace 2 \
-  >"$state/out" 2>&1 </dev/null &
+  --threads 1 >"$state/out" 2>&1 </dev/null &
 up=$!
 export SPLITMODEL_URL=http://127.0.0.1:$port
 for _ in $(seq 600); do
