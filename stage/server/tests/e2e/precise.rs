@@ -1,12 +1,12 @@
 //! In the precise setting the text of a chain under load is that of one undisturbed process.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::harness::chain::Chain;
-use crate::harness::client::request;
+use crate::harness::client::{Answer, Piece, request};
 use crate::harness::models::prompt;
 use crate::harness::plan::Plan;
-use crate::harness::reference;
+use crate::harness::reference::{self, Case};
 
 /// All cases at once, with clients around them that come and go.
 async fn check(cuts: &[u32], chunk: u32, shared: u32) {
@@ -51,4 +51,23 @@ async fn three_loaded_stages_give_the_undisturbed_texts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn five_loaded_stages_give_the_undisturbed_texts() {
     check(&[0, 2, 11, 18, 29, 30], 31, 23).await;
+}
+
+#[test]
+fn other_texts_are_found_out_and_ties_are_not() {
+    let answer = |tokens: [&str; 3], gap: f64| Answer {
+        text: tokens.concat(),
+        pieces: tokens.map(|t| Piece { text: t.to_owned(), gap: Some(gap), at: Instant::now() }).to_vec(),
+        finish: Some("length".to_owned()),
+        done: true,
+        error: None,
+    };
+    let case = |gap| Case { body: serde_json::json!({}), answer: answer(["a", "b", "c"], gap) };
+    assert_eq!(case(0.5).difference(&answer(["a", "b", "c"], 0.1)), None);
+    assert!(case(0.5).difference(&answer(["a", "x", "c"], 0.0)).unwrap().contains("token 1"));
+    assert_eq!(case(0.0009).difference(&answer(["a", "x", "y"], 0.5)), None);
+    assert!(case(0.001).difference(&answer(["a", "x", "y"], 0.5)).is_some());
+    let mut short = answer(["a", "b", "c"], 0.5);
+    short.pieces.pop();
+    assert!(case(0.0).difference(&short).is_some(), "a cut answer");
 }

@@ -40,9 +40,14 @@ impl Stage {
 
     /// SIGTERM.
     pub fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Any signal by its name.
+    pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
-        let done = Command::new("sh").args(["-c", "kill -TERM \"$0\"", &pid]).status().unwrap();
-        assert!(done.success(), "no signal to {pid}");
+        let done = Command::new("sh").args(["-c", "kill -\"$0\" \"$1\"", name, &pid]).status().unwrap();
+        assert!(done.success(), "no {name} to {pid}");
     }
 
     /// What the death of its parent looks like to it.
