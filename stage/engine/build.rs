@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+/// The one CPU variant with AMX. While it is chosen no weight can be repacked: GCC before 12.4 and 13.3 breaks its AMX code
+/// (PR target/114098). The next one, `zen4`, is the same without AMX, and repacks.
+const LEFT_OUT: &str = "libggml-cpu-sapphirerapids.so";
+
 fn main() -> io::Result<()> {
     println!("cargo:rerun-if-env-changed=DEP_LLAMA_BACKENDS_DIR");
     let Some(backends) = env::var_os("DEP_LLAMA_BACKENDS_DIR").map(PathBuf::from) else { return Ok(()) };
@@ -15,7 +19,15 @@ fn main() -> io::Result<()> {
     for dir in [profile.to_owned(), profile.join("deps"), profile.join("examples")] {
         lay(&built.join("lib"), &dir, |name| name.contains(".so."))?;
     }
-    lay(&backends, &profile.join("backends"), |name| name.contains(".so"))
+    let laid = profile.join("backends");
+    lay(&backends, &laid, |name| name.contains(".so") && name != LEFT_OUT)?;
+    match fs::remove_file(laid.join(LEFT_OUT)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // For programs that lie elsewhere, such as tests.
+    println!("cargo:rustc-env=SPLITMODEL_LAID_BACKENDS={}", laid.display());
+    Ok(())
 }
 
 /// Copies the wanted files of `from` that differ; each appears whole or not at all.

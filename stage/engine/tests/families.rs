@@ -139,6 +139,32 @@ fn every_family_with_other_heads_and_without_flash_attention() {
     }
 }
 
+/// Weights that the CPU repacks while it loads them: heads too, which are tied in slices and need not be in the whole.
+#[test]
+fn every_family_with_repacked_weights() {
+    let config = EngineConfig { n_ctx: 512, n_ubatch: 64, n_batch: 64, repack: true, ..config() };
+    for &arch in Arch::ALL {
+        for tied in [false, true] {
+            proven_with(Tiny { q4_0: true, tied, ..Tiny::new(arch) }, &config);
+        }
+    }
+    if is_avx2() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tiny.gguf");
+        Tiny { q4_0: true, ..Tiny::new(Arch::Llama) }.write(&path).unwrap();
+        let memory = Slice::load_whole(&path, &config, &mut |_| true).unwrap().memory().clone();
+        assert!(memory.buffers.iter().any(|b| b.place == "CPU_REPACK" && b.weights > 0), "{memory:?}");
+    }
+}
+
+/// Whether ggml has repacked layouts for this processor.
+fn is_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
 /// Past the second layer with full attention; the pattern of a later slice begins elsewhere.
 #[test]
 fn gemma3_of_thirteen_layers() {

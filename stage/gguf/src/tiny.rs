@@ -80,6 +80,8 @@ pub struct Tiny {
     pub tied: bool,
     /// Context length it claims, in tokens.
     pub context: u32,
+    /// Whether matrices, embedding table and head are in Q4_0, where their rows allow it.
+    pub q4_0: bool,
 }
 
 /// A tensor and its contents.
@@ -92,16 +94,33 @@ pub(crate) struct Tensor {
 pub(crate) struct Builder {
     random: Random,
     tensors: Vec<Tensor>,
+    q4_0: bool,
+}
+
+/// Weights of a block of Q4_0.
+const BLOCK: usize = 32;
+
+/// A block of Q4_0: a scale, a power of two here, and values of four bits, the halves of the block interleaved.
+fn q4_0(values: &[f32]) -> Vec<u8> {
+    let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+    // what an f16 holds as a normal number
+    let exponent = (largest / 7.0).log2().ceil().clamp(-14.0, 15.0) as i32;
+    let quant = |v: f32| ((v / (exponent as f32).exp2()).round() + 8.0).clamp(0.0, 15.0) as u8;
+    let mut block = (((exponent + 15) as u16) << 10).to_le_bytes().to_vec();
+    let (low, high) = values.split_at(values.len() / 2);
+    block.extend(low.iter().zip(high).map(|(&l, &h)| quant(l) | quant(h) << 4));
+    block
 }
 
 impl Builder {
     fn push(&mut self, name: String, dims: &[u64], ty: TensorType, mut value: impl FnMut(&mut Random) -> f32) {
-        let mut data = Vec::new();
-        for _ in 0..dims.iter().product::<u64>() {
-            let bytes = value(&mut self.random).to_le_bytes();
+        let values: Vec<f32> = (0..dims.iter().product::<u64>()).map(|_| value(&mut self.random)).collect();
+        let data = match ty {
             // a bf16 is the upper half of an f32
-            data.extend_from_slice(if ty == TensorType::BF16 { &bytes[2..] } else { &bytes });
-        }
+            TensorType::BF16 => values.iter().flat_map(|v| v.to_le_bytes().into_iter().skip(2)).collect(),
+            TensorType::Q4_0 => values.chunks(BLOCK).flat_map(q4_0).collect(),
+            _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
         self.tensors.push(Tensor { spec: TensorSpec { name, dims: dims.to_vec(), ty }, data });
     }
 
@@ -109,7 +128,8 @@ impl Builder {
     fn matrix(&mut self, name: String, input: u64, output: u64) {
         #[allow(clippy::cast_precision_loss)] // small integers
         let scale = 1.0 / (input as f32).sqrt();
-        self.push(name, &[input, output], TensorType::F32, |r| r.normal() * scale);
+        let ty = if self.q4_0 && input % BLOCK as u64 == 0 { TensorType::Q4_0 } else { TensorType::F32 };
+        self.push(name, &[input, output], ty, |r| r.normal() * scale);
     }
 
     /// Elements around `middle`.
@@ -129,7 +149,7 @@ impl Tiny {
     pub const fn new(arch: Arch) -> Self {
         let layers = if matches!(arch, Arch::Lfm2 | Arch::GraniteHybrid) { 9 } else { 8 };
         let tied = matches!(arch, Arch::Qwen2 | Arch::Gemma3 | Arch::Lfm2 | Arch::GraniteHybrid);
-        Self { arch, layers, seed: 1, tied, context: 4096 }
+        Self { arch, layers, seed: 1, tied, context: 4096, q4_0: false }
     }
 
     fn metadata(&self, layout: &mut Layout) {
@@ -161,9 +181,10 @@ impl Tiny {
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        let mut b = Builder { random: Random::new(self.seed), tensors: Vec::new() };
+        let mut b = Builder { random: Random::new(self.seed), tensors: Vec::new(), q4_0: self.q4_0 };
         let table = [N_EMBD, N_VOCAB.into()];
-        let ty = if self.arch == Arch::Qwen3 { TensorType::BF16 } else { TensorType::F32 };
+        let head = if self.q4_0 { TensorType::Q4_0 } else { TensorType::F32 };
+        let ty = if self.arch == Arch::Qwen3 && !self.q4_0 { TensorType::BF16 } else { head };
         // small beside what the layers add, or a tied head would repeat its input for ever
         b.push("token_embd.weight".to_owned(), &table, ty, |r| r.normal() * 0.25);
         b.norm(
@@ -171,7 +192,7 @@ impl Tiny {
             N_EMBD,
         );
         if !self.tied {
-            b.push("output.weight".to_owned(), &table, TensorType::F32, |r| r.normal() * 0.25);
+            b.push("output.weight".to_owned(), &table, head, |r| r.normal() * 0.25);
         }
         for i in 0..self.layers {
             layers::layer(&mut b, self.arch, i);

@@ -97,7 +97,7 @@ fn candidates() -> Vec<PathBuf> {
         dirs.push(beside.join("backends"));
         dirs.push(beside.to_owned());
     }
-    dirs.extend(sys::BACKENDS_DIR.map(PathBuf::from));
+    dirs.extend(option_env!("SPLITMODEL_LAID_BACKENDS").map(PathBuf::from));
     dirs
 }
 
@@ -239,7 +239,8 @@ pub(super) fn registry(name: &CStr) -> sys::ggml_backend_reg_t {
 }
 
 /// Whether weights may be repacked into ggml's extra buffer types for the CPU. Not where one of them is AMX: GCC before
-/// 12.4 and 13.3 drops stores of the tile configuration (PR target/114098), and the first batch ends in SIGILL.
+/// 12.4 and 13.3 drops stores of the tile configuration (PR target/114098), and the first batch ends in SIGILL. The
+/// libraries that this build lays out have no AMX; those of another build may.
 pub(super) fn may_repack() -> bool {
     type ExtraBuffers = unsafe extern "C" fn(sys::ggml_backend_dev_t) -> *const sys::ggml_backend_buffer_type_t;
     let Some(list) = function(registry(c"CPU"), c"ggml_backend_dev_get_extra_bufts") else { return true };
