@@ -1,6 +1,8 @@
 //! The API over a scripted backend, on a real loopback listener.
 
 #[cfg(test)]
+mod mutated;
+#[cfg(test)]
 mod requests;
 #[cfg(test)]
 mod stream;
