@@ -128,7 +128,7 @@ impl Builder {
     fn matrix(&mut self, name: String, input: u64, output: u64) {
         #[allow(clippy::cast_precision_loss)] // small integers
         let scale = 1.0 / (input as f32).sqrt();
-        let ty = if self.q4_0 && input % BLOCK as u64 == 0 { TensorType::Q4_0 } else { TensorType::F32 };
+        let ty = if self.q4_0 && input.is_multiple_of(BLOCK as u64) { TensorType::Q4_0 } else { TensorType::F32 };
         self.push(name, &[input, output], ty, |r| r.normal() * scale);
     }
 
