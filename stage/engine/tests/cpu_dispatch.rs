@@ -103,7 +103,8 @@ fn the_baseline_backend_alone_computes_the_same_model() {
     assert!(chosen != [BASELINE] || !std::is_x86_feature_detected!("avx2"), "{chosen:?} on a processor with AVX2");
     assert!(chosen != ["libggml-cpu-sapphirerapids.so"], "AMX, which rules out repacked weights");
     assert_eq!(there.len(), best.len());
-    let far = there.iter().zip(&best).filter(|(a, b)| !((*a - *b).abs() <= 1e-2 + 1e-2 * b.abs())).count();
+    let near = |a: f32, b: f32| (a - b).abs() <= 1e-2 + 1e-2 * b.abs();
+    let far = there.iter().zip(&best).filter(|&(&a, &b)| !near(a, b)).count();
     assert_eq!(far, 0, "of {} logits of {BASELINE}, {far} are far from those of {chosen:?}", best.len());
 }
 
