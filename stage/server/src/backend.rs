@@ -138,7 +138,9 @@ impl Backend for ChainBackend {
                 let _ = id.set(session);
                 Ok(generation)
             }
-            Err(Refused::Admission(AdmissionError::QueueFull(_))) => Err(SubmitError::Busy { retry_after: RETRY_AFTER }),
+            Err(Refused::Admission(AdmissionError::QueueFull(_))) => {
+                Err(SubmitError::Busy { retry_after: RETRY_AFTER })
+            }
             Err(Refused::Draining) => {
                 let reason = Refused::Draining.to_string();
                 Err(SubmitError::Unavailable { reason, retry_after: RETRY_AFTER })

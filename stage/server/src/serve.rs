@@ -126,6 +126,9 @@ struct Loaded {
     lanes: u32,
 }
 
+/// Resolves when it has said so.
+type Loading = oneshot::Receiver<Result<Loaded, LoadError>>;
+
 impl Stage {
     fn new(config: StageConfig, queue: EngineQueue) -> Result<Self, ServeError> {
         let instance = InstanceId::random().map_err(system("an instance id"))?;
@@ -170,7 +173,8 @@ impl Stage {
         let service = ControlService::new(self.status.clone(), handler.clone());
         let (tls, stop) = (self.config.link.tls.clone(), self.stop.clone());
         tokio::spawn(async move {
-            if let Err(error) = splitmodel_control::serve(control, service, tls.as_ref(), stop.cancelled_owned()).await {
+            if let Err(error) = splitmodel_control::serve(control, service, tls.as_ref(), stop.cancelled_owned()).await
+            {
                 tracing::error!(%error, "the control service ended");
             }
         });
@@ -219,8 +223,7 @@ impl Stage {
         if let (Some(coordinator), Some(vocabulary), Some(http)) = (&coordinator, vocabulary, http) {
             metrics.set_coordinator(coordinator.clone());
             handler.set_coordinator(coordinator.clone());
-            let backend =
-                api::backend(&self.config, &packages, vocabulary, coordinator.clone(), metrics.clone());
+            let backend = api::backend(&self.config, &packages, vocabulary, coordinator.clone(), metrics.clone());
             api::start(&self.config, backend, http, self.stop.clone())?;
         }
         let identity = Identity {
@@ -266,7 +269,7 @@ impl Stage {
         jobs: EngineJobs,
         packages: Arc<Packages>,
         grammars: Option<splitmodel_sampling::GrammarFactory>,
-    ) -> Result<(oneshot::Receiver<Result<Loaded, LoadError>>, JoinHandle<()>), ServeError> {
+    ) -> Result<(Loading, JoinHandle<()>), ServeError> {
         let (tx, rx) = oneshot::channel();
         let (config, status, stats) = (self.config.clone(), self.status.clone(), self.stats.clone());
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {

@@ -330,8 +330,7 @@ impl Wiring {
         root: InstanceId,
         next: &str,
     ) -> Result<Connection, String> {
-        let (role, peer) =
-            if self.config.is_last() { (Role::Return, 0) } else { (Role::Data, self.config.stage + 1) };
+        let (role, peer) = if self.config.is_last() { (Role::Return, 0) } else { (Role::Data, self.config.stage + 1) };
         let dialer = self.dialer(self.setup(role, formation, root), peer);
         let mut pause = BACK_OFF.0;
         loop {
@@ -478,7 +477,9 @@ fn ended(event: Option<Event>, peer: &str) -> Option<String> {
             tracing::warn!(stage = report.stage, class = ?report.class, message = report.message, "{peer} reports");
             None // its connection ends next, or it lives on
         }
-        Some(Event::Message(Inbound { message, .. })) => Some(format!("{peer} sent what it must not: {}", kind(&message))),
+        Some(Event::Message(Inbound { message, .. })) => {
+            Some(format!("{peer} sent what it must not: {}", kind(&message)))
+        }
         Some(Event::Closed(ClosedReason::Goodbye)) => Some(format!("{peer} is shutting down")),
         Some(Event::Closed(reason)) => Some(format!("{peer}: {reason}")),
         None => Some(format!("{peer}: the connection ended")),
