@@ -64,7 +64,7 @@ async fn a_chain_with_certificates_serves_and_lets_nobody_else_in() {
         Err(e) => tries.push(Err(e)),
     }
     assert!(tries.iter().all(Result::is_err), "{tries:?}");
-    let plain = dial(chain.configs[1].link.bind, &dialer(&chain)).await.err().expect("not let in");
+    let plain = dial(chain.configs[1].link.bind, &dialer(&chain)).await.expect_err("not let in");
     println!("plain TCP to a stage with certificates: {plain}");
     chain.client.ask(&request(2, &PROMPT, 5)).await;
     chain.end().await;
@@ -168,7 +168,7 @@ async fn a_peer_with_another_llama_cpp_is_refused_with_both_versions() {
     let mut chain = Chain::start(&plan()).await;
     let mut old = dialer(&chain);
     old.setup.versions.llama_cpp = "b1".to_owned();
-    let error = dial(chain.configs[1].link.bind, &old).await.err().expect("not let in");
+    let error = dial(chain.configs[1].link.bind, &old).await.expect_err("not let in");
     let text = error.to_string();
     println!("{text}");
     assert!(matches!(error, LinkError::Refused(_)), "{text}");

@@ -87,7 +87,7 @@ impl Plan {
                 layers: [self.cuts[i], self.cuts[i + 1]],
                 n_layers: *self.cuts.last().unwrap(),
                 model: ModelConfig { source: self.model.display().to_string(), digest: None },
-                cache: CacheConfig { dir: self.slices.clone(), max_bytes: 0 },
+                cache: CacheConfig { dir: self.slices.clone(), max_bytes: 4 << 30 },
                 link: LinkConfig {
                     bind: at(i, 0),
                     downstream: (i + 1 < stages).then(|| at(i + 1, 0).to_string()),
