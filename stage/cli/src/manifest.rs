@@ -111,8 +111,7 @@ impl Wanted {
         let default = SchedulingConfig::default();
         let deadlines = &self.spec.deadlines;
         SchedulingConfig {
-            // A prompt alone may fill a computation.
-            prefill_chunk: n_ubatch,
+            prefill_chunk: None,
             prefill_chunk_shared: default.prefill_chunk_shared.min(n_ubatch),
             admission_deadline_s: deadlines.admission_seconds,
             recovery_deadline_s: deadlines.recovery_seconds,
@@ -273,7 +272,7 @@ mod tests {
             assert_eq!((e.flash_attn, e.split_mode, e.mmap), (FlashAttention::On, SplitMode::Row, false));
         }
         let scheduling = wanted.scheduling(32);
-        assert_eq!((scheduling.prefill_chunk, scheduling.prefill_chunk_shared), (32, 32));
+        assert_eq!((scheduling.prefill_chunk, scheduling.prefill_chunk_shared), (None, 32));
         assert_eq!((scheduling.recovery_deadline_s, scheduling.drain_grace_s), (5, 30));
         let memory: Vec<Option<u64>> = wanted.devices().unwrap().iter().map(|d| d.memory).collect();
         assert_eq!(memory, [Some(16 << 30), Some(80_000_000_000)]);

@@ -10,6 +10,8 @@ use splitmodel_chain::worker::{Outcome, Worker};
 use splitmodel_link::frame::{Frame, Predictions, Row, row_flags};
 use splitmodel_link::{Message, Permit, Sender};
 
+use crate::heartbeat::Heartbeat;
+
 /// Where outcomes of the present formation go.
 pub enum Output {
     /// Over a link: frames downstream, or predictions to stage 0.
@@ -55,6 +57,8 @@ pub struct EngineStats {
     pub send_us: AtomicU64,
     /// Lanes in use.
     pub lanes: AtomicU64,
+    /// Signs of life.
+    pub heartbeat: Heartbeat,
 }
 
 /// The queue's sending side.
@@ -108,7 +112,9 @@ pub fn queue() -> (EngineQueue, EngineJobs) {
 /// Works off the queue until shutdown. Blocks; to be called on the thread that owns the slice.
 pub fn run<R: Runtime>(mut worker: Worker<R>, jobs: &EngineJobs, stats: &Arc<EngineStats>) {
     let mut current: Option<(u64, Output)> = None;
+    stats.heartbeat.work(false);
     while let Ok(job) = jobs.0.recv() {
+        stats.heartbeat.work(true);
         match job {
             Job::Frame { formation, frame, queued, permit } => match &current {
                 Some((f, output)) if *f == formation => {
@@ -130,6 +136,7 @@ pub fn run<R: Runtime>(mut worker: Worker<R>, jobs: &EngineJobs, stats: &Arc<Eng
             Job::Shutdown => break,
         }
         stats.lanes.store(worker.lanes_in_use() as u64, Relaxed);
+        stats.heartbeat.work(false);
     }
 }
 

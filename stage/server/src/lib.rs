@@ -6,6 +6,7 @@ pub mod control;
 pub mod coordinator;
 pub mod devices;
 pub mod engine;
+pub mod heartbeat;
 pub mod load;
 pub mod logging;
 pub mod metrics;

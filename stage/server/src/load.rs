@@ -11,6 +11,8 @@ use splitmodel_gguf::cache::{Cache, Entry};
 use splitmodel_gguf::{Model, Package};
 use splitmodel_sampling::{GrammarFactory, SamplingError};
 
+use crate::heartbeat::Heartbeat;
+
 /// Cells beyond the lanes' own: the probe's, rounded up as llama.cpp does.
 const PROBE_CELLS: u32 = 256;
 
@@ -90,7 +92,7 @@ pub fn local_path(source: &str) -> Result<PathBuf, LoadError> {
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn fetch(config: &StageConfig, status: &StatusHub) -> Result<Packages, LoadError> {
+pub fn fetch(config: &StageConfig, status: &StatusHub, heartbeat: &Heartbeat) -> Result<Packages, LoadError> {
     status.set_phase(Phase::Fetching);
     let source = &config.model.source;
     let model = Model::open(local_path(source)?)?;
@@ -112,6 +114,7 @@ pub fn fetch(config: &StageConfig, status: &StatusHub) -> Result<Packages, LoadE
         let mut seen = 0;
         let entry = cache.get(&model, package, &mut |done, total| {
             seen = total;
+            heartbeat.beat();
             status.update(|s| (s.fetched_bytes, s.total_bytes) = (before + done, before + total));
         })?;
         before += seen;
@@ -188,6 +191,7 @@ pub fn worker(
     packages: &Packages,
     grammars: Option<GrammarFactory>,
     status: &StatusHub,
+    heartbeat: &Heartbeat,
 ) -> Result<Worker<Slice>, LoadError> {
     status.set_phase(Phase::Loading);
     let engine = engine_config(config);
@@ -195,7 +199,12 @@ pub fn worker(
         slice: packages.slice.path().to_owned(),
         embedding: packages.embedding.as_ref().map(|e| e.path().to_owned()),
     };
-    let slice = Slice::load(&files, &engine, &mut |_| true)?;
+    heartbeat.beat();
+    let mut alive = |_| {
+        heartbeat.beat();
+        true
+    };
+    let slice = Slice::load(&files, &engine, &mut alive)?;
     let memory = slice.memory().clone();
     status.update(|s| {
         s.memory = Some(splitmodel_control::Memory { weights: memory.weights, kv: memory.kv, compute: memory.compute });

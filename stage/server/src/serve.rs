@@ -21,13 +21,12 @@ use crate::api;
 use crate::control::Handler;
 use crate::coordinator::{Coordinator, Deadlines};
 use crate::engine::{self, EngineJobs, EngineQueue, EngineStats};
+use crate::heartbeat;
 use crate::load::{self, LoadError, Packages, Vocabulary};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::wiring::{Identity, Parts, Wiring, WiringError};
 
-/// A frame that takes longer than this hangs.
-const STEP_DEADLINE: Duration = Duration::from_secs(120);
 /// An idle chain is probed this often.
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// Attempts of a session whose rows are dropped.
@@ -179,6 +178,7 @@ impl Stage {
             }
         });
         let (health_hub, health_service) = HealthHub::new().await;
+        tokio::spawn(show_life(self.stats.clone(), health_hub.clone()));
         let stop = self.stop.clone();
         tokio::spawn(async move {
             if let Err(error) = health::serve(health_listener, health_service, stop.cancelled_owned()).await {
@@ -205,9 +205,9 @@ impl Stage {
         handler: Arc<Handler>,
         health_hub: HealthHub,
     ) -> Result<(), ServeError> {
-        let (config, status) = (self.config.clone(), self.status.clone());
+        let (config, status, stats) = (self.config.clone(), self.status.clone(), self.stats.clone());
         let (packages, vocabulary) = tokio::task::spawn_blocking(move || {
-            let packages = load::fetch(&config, &status)?;
+            let packages = load::fetch(&config, &status, &stats.heartbeat)?;
             let vocabulary = load::vocabulary(&packages)?;
             Ok::<_, LoadError>((packages, vocabulary))
         })
@@ -273,7 +273,7 @@ impl Stage {
         let (tx, rx) = oneshot::channel();
         let (config, status, stats) = (self.config.clone(), self.status.clone(), self.stats.clone());
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-            match load::worker(&config, &packages, grammars, &status) {
+            match load::worker(&config, &packages, grammars, &status, &stats.heartbeat) {
                 Ok(worker) => {
                     let slice = worker.runtime();
                     let loaded = Loaded { n_ctx: slice.cells(), lanes: slice.lanes() };
@@ -297,7 +297,7 @@ impl Stage {
             context: c.engine.context_length as usize,
             max_in_flight: c.max_in_flight() as usize,
             max_rows: rows,
-            prefill_chunk: (s.prefill_chunk as usize).min(rows),
+            prefill_chunk: (c.prefill_chunk() as usize).min(rows),
             prefill_chunk_shared: (s.prefill_chunk_shared as usize).min(rows),
             max_queue: s.max_queue as usize,
             max_attempts: MAX_ATTEMPTS,
@@ -305,7 +305,7 @@ impl Stage {
         let deadlines = Deadlines {
             admission: Duration::from_secs(s.admission_deadline_s.into()),
             recovery: Duration::from_secs(s.recovery_deadline_s.into()),
-            step: STEP_DEADLINE,
+            step: heartbeat::STEP,
             probe: PROBE_INTERVAL,
         };
         let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer.clone());
@@ -397,6 +397,15 @@ async fn show_ready(mut ready: watch::Receiver<bool>, health: HealthHub, status:
         if ready.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Brings the engine's signs of life into the health service.
+async fn show_life(stats: Arc<EngineStats>, health: HealthHub) {
+    let mut interval = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        interval.tick().await;
+        health.set(Probe::Liveness, stats.heartbeat.alive()).await;
     }
 }
 

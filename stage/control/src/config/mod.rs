@@ -88,9 +88,12 @@ pub struct SchedulingConfig {
     /// Frames in flight at once. Absent: one per stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<u32>,
-    /// Prompt tokens in a frame when nothing else runs, at most `engine.n_ubatch`.
-    pub prefill_chunk: u32,
-    /// Prompt tokens in a frame while other sessions are decoding: small, so that they are not held up.
+    /// Prompt tokens in a frame when no answer is running, at most `engine.n_ubatch`. Absent: `n_ubatch` in a chain of one, a
+    /// quarter of it in longer ones, where the chunks of a prompt keep all stages at work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_chunk: Option<u32>,
+    /// Prompt tokens under way in the chain at once while answers are running, spread over the frames in flight: what a long
+    /// prompt may cost a running answer per token.
     pub prefill_chunk_shared: u32,
     /// Requests that may wait for a lane; more are refused with 429.
     pub max_queue: u32,
@@ -106,7 +109,7 @@ impl Default for SchedulingConfig {
     fn default() -> Self {
         Self {
             max_in_flight: None,
-            prefill_chunk: 512,
+            prefill_chunk: None,
             prefill_chunk_shared: 64,
             max_queue: 256,
             admission_deadline_s: 60,
@@ -249,6 +252,13 @@ impl StageConfig {
     #[must_use]
     pub const fn is_last(&self) -> bool {
         self.stage + 1 == self.stages
+    }
+
+    /// Prompt tokens in a frame when no answer is running.
+    #[must_use]
+    pub fn prefill_chunk(&self) -> u32 {
+        let whole = self.engine.n_ubatch;
+        self.scheduling.prefill_chunk.unwrap_or(if self.stages == 1 { whole } else { whole.div_ceil(4) })
     }
 
     /// Frames in flight at once.

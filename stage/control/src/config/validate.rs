@@ -205,13 +205,13 @@ impl StageConfig {
         if s.max_in_flight == Some(0) {
             return invalid("scheduling.max_in_flight", "is 0; leave it out for one frame per stage");
         }
-        at_least_one("scheduling.prefill_chunk", s.prefill_chunk)?;
+        at_least_one("scheduling.prefill_chunk", self.prefill_chunk())?;
         at_least_one("scheduling.prefill_chunk_shared", s.prefill_chunk_shared)?;
         let n_ubatch = self.engine.n_ubatch;
-        if s.prefill_chunk > n_ubatch {
+        if self.prefill_chunk() > n_ubatch {
             return invalid(
                 "scheduling.prefill_chunk",
-                format!("is {}, above `engine.n_ubatch` ({n_ubatch})", s.prefill_chunk),
+                format!("is {}, above `engine.n_ubatch` ({n_ubatch})", self.prefill_chunk()),
             );
         }
         if s.prefill_chunk_shared > n_ubatch {

@@ -101,7 +101,7 @@ async fn all(client: &Client, loads: Vec<Load>) -> Vec<Sent> {
 /// Serves `waves` of clients with the chain of `plan` and compares what it did with the unsplit model.
 async fn check(mut plan: Plan, waves: Vec<Vec<Load>>) {
     plan.schedule = true;
-    plan.scheduling.prefill_chunk = 128;
+    plan.scheduling.prefill_chunk = Some(128);
     plan.scheduling.prefill_chunk_shared = 24;
     let mut chain = Chain::start(&plan).await;
     let begun = Instant::now();

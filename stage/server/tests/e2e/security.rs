@@ -123,7 +123,7 @@ async fn stages_with_unlike_settings_are_refused_with_both_values() {
     ];
     for (change, words) in unlike {
         let mut plan = plan();
-        plan.scheduling.prefill_chunk = 128;
+        plan.scheduling.prefill_chunk = Some(128);
         let mut right = None;
         let mut chain = Chain::spawn_with(&plan, |configs| {
             right = Some(configs[1].clone());
