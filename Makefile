@@ -45,8 +45,9 @@ soak: build model ## The long versions of the random tests
 fuzz: deps ## Runs every fuzz target for a while (needs a nightly toolchain and cargo-fuzz)
 	fuzz/run.sh
 
-crds: ## Writes the CRD again after a change of its types
-	cargo run --release --locked -q -p splitmodel-api --bin crdgen > crds/splitmodel.yaml
+crds: deps ## Writes the CRD again after a change of its types
+	cargo build $(CARGO_FLAGS) --all-targets
+	$(BIN)/examples/crdgen > crds/splitmodel.yaml
 
 vulkan-smoke: ## Builds with Vulkan and runs a slice on Mesa's software driver
 	scripts/vulkan-smoke.sh

@@ -1,4 +1,4 @@
-//! Prints the CustomResourceDefinition: `cargo run -p splitmodel-api --example crdgen > crds/splitmodel.yaml`.
+//! Prints the CustomResourceDefinition: `make crds`.
 
 use std::io::Write as _;
 

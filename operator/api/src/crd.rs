@@ -47,10 +47,26 @@ fn clean(value: &mut Value) {
     }
 }
 
-/// [`crd`] as YAML, the content of crds/splitmodel.yaml.
+/// [`crd`] as YAML, the content of crds/splitmodel.yaml: keys in order of the alphabet, whatever features other crates give
+/// `serde_json`.
 ///
 /// # Errors
 /// The serialiser's words.
 pub fn crd_yaml() -> Result<String, String> {
-    serde_saphyr::to_string(&crd_value(&SplitModel::crd())).map_err(|e| e.to_string())
+    let mut value = crd_value(&SplitModel::crd());
+    sort(&mut value);
+    serde_saphyr::to_string(&value).map_err(|e| e.to_string())
+}
+
+fn sort(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(sort),
+        Value::Object(map) => {
+            let mut entries: Vec<(String, Value)> = std::mem::take(map).into_iter().collect();
+            entries.sort_by(|a, b| a.0.cmp(&b.0));
+            entries.iter_mut().for_each(|(_, v)| sort(v));
+            map.extend(entries);
+        }
+        _ => {}
+    }
 }

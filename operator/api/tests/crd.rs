@@ -11,10 +11,7 @@ fn root(path: &str) -> std::path::PathBuf {
 #[test]
 fn the_file_in_the_repository_is_generated() {
     let kept = std::fs::read_to_string(root("crds/splitmodel.yaml")).unwrap();
-    assert!(
-        kept == crd_yaml().unwrap(),
-        "crds/splitmodel.yaml is stale; run: cargo run -p splitmodel-api --example crdgen > crds/splitmodel.yaml"
-    );
+    assert!(kept == crd_yaml().unwrap(), "crds/splitmodel.yaml is stale; run: make crds");
 }
 
 #[test]
