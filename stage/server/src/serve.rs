@@ -251,10 +251,9 @@ impl Stage {
             ended = &mut links => return ended.map_err(|_| ServeError::Engine)?.map_err(ServeError::from),
             _ = told.wait_for(Option::is_some) => {}
         }
-        let grace = told.borrow().unwrap_or_default();
-        tracing::info!(?grace, "draining");
+        tracing::info!(grace = ?told.borrow().unwrap_or_default(), "draining");
         self.status.set_phase(Phase::Draining);
-        drain(coordinator.as_deref(), ready, grace).await;
+        drain(coordinator.as_deref(), ready, told).await;
         self.stop.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(2), links).await; // peers that take no goodbye are left
         self.queue.shutdown();
@@ -365,8 +364,12 @@ fn loading(status: &StatusHub) -> bool {
     matches!(status.snapshot().phase(), Phase::Planned | Phase::Fetching | Phase::Loading)
 }
 
-/// Waits until nothing is left to do, or the grace is over.
-async fn drain(coordinator: Option<&Coordinator>, mut ready: watch::Receiver<bool>, grace: Duration) {
+/// Waits until nothing is left to do, or the grace, which a second order may shorten, is over.
+async fn drain(
+    coordinator: Option<&Coordinator>,
+    mut ready: watch::Receiver<bool>,
+    mut told: watch::Receiver<Option<Duration>>,
+) {
     let done = async {
         match coordinator {
             Some(coordinator) => {
@@ -379,10 +382,22 @@ async fn drain(coordinator: Option<&Coordinator>, mut ready: watch::Receiver<boo
             }
         }
     };
-    if tokio::time::timeout(grace, done).await.is_err()
-        && let Some(coordinator) = coordinator
-    {
-        coordinator.abort("the server is shutting down and the grace is over");
+    let over = async {
+        loop {
+            let grace = told.borrow_and_update().unwrap_or_default();
+            tokio::select! {
+                () = tokio::time::sleep(grace) => return,
+                Ok(()) = told.changed() => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = done => {}
+        () = over => {
+            if let Some(coordinator) = coordinator {
+                coordinator.abort("the server is shutting down and the grace is over");
+            }
+        }
     }
 }
 
