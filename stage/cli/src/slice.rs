@@ -16,6 +16,7 @@ pub fn run(args: &SliceArgs) -> Result<(), CliError> {
     match (&args.layers, &args.out, args.stages, &args.out_dir) {
         (Some(layers), Some(out), _, _) => {
             let (first, end) = parse_range(layers)?;
+            keep_model(&model, out)?;
             write(&model, first, end, out)
         }
         (_, _, Some(stages), Some(dir)) => {
@@ -30,6 +31,17 @@ pub fn run(args: &SliceArgs) -> Result<(), CliError> {
             message: "give --layers a..b --out FILE, or --stages N --out-dir DIR".into(),
         }),
     }
+}
+
+/// Refuses to write a slice over a file of the model itself.
+fn keep_model(model: &Model, out: &Path) -> Result<(), CliError> {
+    let Ok(target) = out.canonicalize() else { return Ok(()) };
+    let is_target = |file: &str| Path::new(file).canonicalize().is_ok_and(|file| file == target);
+    if model.headers().any(|header| is_target(header.file())) {
+        let message = format!("{} is the model itself; name another file", out.display());
+        return Err(CliError::Flag { flag: "out", message });
+    }
+    Ok(())
 }
 
 /// `a..b` as numbers.

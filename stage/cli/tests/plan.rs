@@ -89,10 +89,11 @@ fn slices_are_models_of_their_own() {
 #[test]
 fn bad_slices_are_refused_by_name() {
     let dir = scene("");
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["--layers", "5..2", "--out", "s.gguf"], "--layers: `5..2`"),
         (&["--layers", "5..9", "--out", "s.gguf"], "t.gguf"),
         (&["--layers", "0..2"], "--out"),
+        (&["--layers", "0..2", "--out", "./t.gguf"], "--out: ./t.gguf is the model itself"),
         (&["--stages", "9", "--out-dir", "d"], "9 stages"),
         (&[], "--layers"),
     ];
