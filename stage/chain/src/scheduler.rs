@@ -8,6 +8,9 @@ use splitmodel_link::frame::{
     Token, prediction_flags, row_flags,
 };
 
+/// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
+const MAX_CONFIGS: usize = splitmodel_link::codec::MAX_SECTION_BYTES as usize / 2;
+
 /// Limits of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -62,6 +65,12 @@ pub enum AdmissionError {
         /// Tokens of the context.
         context: usize,
     },
+    /// Its config would not fit into a frame.
+    #[error("the generation config has {bytes} bytes; at most {MAX_CONFIGS} fit into a frame")]
+    ConfigTooLarge {
+        /// Bytes of its JSON.
+        bytes: usize,
+    },
 }
 
 /// How an answer ended.
@@ -112,9 +121,9 @@ impl Session {
         Target { session: id, epoch: self.epoch, lane: self.lane }
     }
 
-    /// All that is known is with the stages: a token must come back first.
+    /// Its answer has begun, and no more than its newest token is to be sent.
     fn is_decoding(&self) -> bool {
-        self.tokens.len() > self.prompt
+        self.tokens.len() > self.prompt && self.remaining() <= 1
     }
 }
 
@@ -216,7 +225,11 @@ impl Scheduler {
         if prompt >= context {
             return Err(AdmissionError::TooLong { prompt, context });
         }
-        if self.free.is_empty() && self.queue.len() >= self.limits.max_queue {
+        if request.config.len() > MAX_CONFIGS {
+            return Err(AdmissionError::ConfigTooLarge { bytes: request.config.len() });
+        }
+        // Free lanes do not help while the chain is broken: the queue stays bounded then too.
+        if self.queue.len() >= self.limits.max_queue + self.free.len() {
             return Err(AdmissionError::QueueFull(self.queue.len()));
         }
         let id = self.next_session;
@@ -362,7 +375,9 @@ impl Scheduler {
             let held_back = self.probe.is_some_and(|p| p != id);
             let Some(session) = self.sessions.get_mut(&id).filter(|_| !held_back) else { continue };
             let take = session.remaining().min(budget);
-            if take > 0 {
+            // The frame after this one has room again.
+            let fits = session.config_sent || config_bytes(&self.pending) + session.request.config.len() <= MAX_CONFIGS;
+            if take > 0 && fits {
                 budget -= take;
                 send(id, session, take, &mut self.pending, rows);
             }
@@ -418,6 +433,12 @@ impl Scheduler {
                 _ => {}
             }
         }
+        // What a request itself brought about ends it at once, whichever of its rows it befell.
+        for report in reports.iter().filter(|r| is_final(r)) {
+            if self.sessions.contains_key(&report.session) {
+                self.give_up(report.session, Some(report), &mut events);
+            }
+        }
         for prediction in predictions.records {
             self.take(prediction, &reports, &mut events);
         }
@@ -434,7 +455,7 @@ impl Scheduler {
             self.retry(id, reports, events);
             return;
         }
-        if usize::try_from(prediction.position + 1) != Ok(session.tokens.len()) {
+        if usize::try_from(i64::from(prediction.position) + 1) != Ok(session.tokens.len()) {
             return; // not the end of what is known: nobody asked
         }
         session.attempts = 0;
@@ -467,22 +488,26 @@ impl Scheduler {
         }
     }
 
+    /// Fails a session with the words of a report.
+    fn give_up(&mut self, id: SessionId, report: Option<&Report>, events: &mut Vec<Event>) {
+        let (class, message) = report.map_or_else(
+            || (ErrorClass::Backend, "a stage dropped the request's rows and did not say why".to_owned()),
+            |r| (r.class, format!("stage {}: {}", r.stage, r.message)),
+        );
+        let is_probe = self.probe == Some(id);
+        self.release(id);
+        if !is_probe {
+            events.push(Event::Failed(id, class, message));
+        }
+    }
+
     /// Rows of the session were dropped somewhere: compute it again from its tokens, or give up.
     fn retry(&mut self, id: SessionId, reports: &[Report], events: &mut Vec<Event>) {
         let own = reports.iter().find(|r| r.session == id).or(reports.first());
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.attempts += 1;
-        let invalid = own.filter(|r| matches!(r.class, ErrorClass::InvalidRequest | ErrorClass::Unsupported));
-        if invalid.is_some() || session.attempts >= self.limits.max_attempts {
-            let (class, message) = own.map_or_else(
-                || (ErrorClass::Backend, "a stage dropped the request's rows and did not say why".to_owned()),
-                |r| (r.class, format!("stage {}: {}", r.stage, r.message)),
-            );
-            let is_probe = self.probe == Some(id);
-            self.release(id);
-            if !is_probe {
-                events.push(Event::Failed(id, class, message));
-            }
+        if session.attempts >= self.limits.max_attempts {
+            self.give_up(id, own, events);
             return;
         }
         let old = session.target(id);
@@ -494,6 +519,16 @@ impl Scheduler {
             self.prefills.push_back(id);
         }
     }
+}
+
+/// Whether another attempt would end the same way.
+fn is_final(report: &Report) -> bool {
+    matches!(report.class, ErrorClass::InvalidRequest | ErrorClass::Unsupported)
+}
+
+fn config_bytes(sections: &[Section]) -> usize {
+    let bytes = |s: &Section| if let Section::Config { json, .. } = s { json.len() } else { 0 };
+    sections.iter().map(bytes).sum()
 }
 
 /// Appends the next `count` rows of a session, and its config before the first.

@@ -7,7 +7,7 @@ use splitmodel_link::frame::{
     Activations, ErrorClass, Frame, Lane, Position, Prediction, Predictions, Report, Row, Section, SessionId,
     StageStats, Target, prediction_flags, row_flags,
 };
-use splitmodel_sampling::{GenerationConfig, GrammarFactory, SessionSampler};
+use splitmodel_sampling::{GenerationConfig, GrammarFactory, SamplingError, SessionSampler};
 use zerocopy::IntoBytes;
 
 use crate::runtime::{Batch, Runtime};
@@ -421,9 +421,9 @@ impl<R: Runtime> Worker<R> {
                 match self.predict_row(row, at) {
                     Ok(Some(p)) => prediction = p,
                     Ok(None) => {}
-                    Err(message) => {
+                    Err((class, message)) => {
                         let record = u32::try_from(i).ok();
-                        reports.push(self.report(ErrorClass::Backend, record, row.session, message));
+                        reports.push(self.report(class, record, row.session, message));
                     }
                 }
                 if row.has(row_flags::WANT) && self.sink.is_some() {
@@ -442,18 +442,19 @@ impl<R: Runtime> Worker<R> {
         records
     }
 
-    fn predict_row(&mut self, row: &Row, at: usize) -> Result<Option<Prediction>, String> {
+    fn predict_row(&mut self, row: &Row, at: usize) -> Result<Option<Prediction>, (ErrorClass, String)> {
         let want = row.has(row_flags::WANT);
         let state = self.lanes.get_mut(usize::from(row.lane)).and_then(Option::as_mut);
         let Some(sampler) = state.and_then(|s| s.sampler.as_mut()) else {
-            return if want { Err("no generation config came before the row".to_owned()) } else { Ok(None) };
+            let missing = || (ErrorClass::Backend, "no generation config came before the row".to_owned());
+            return if want { Err(missing()) } else { Ok(None) };
         };
-        sampler.commit(row.position, row.token).map_err(|e| e.to_string())?;
+        sampler.commit(row.position, row.token).map_err(refused)?;
         if !want {
             return Ok(None);
         }
-        let logits = self.runtime.logits(at).map_err(|e| e.to_string())?;
-        let s = sampler.sample(row.position, logits, row.has(row_flags::LOGPROBS)).map_err(|e| e.to_string())?;
+        let logits = self.runtime.logits(at).map_err(|e| (ErrorClass::Backend, e.to_string()))?;
+        let s = sampler.sample(row.position, logits, row.has(row_flags::LOGPROBS)).map_err(refused)?;
         Ok(Some(Prediction {
             token: s.token,
             logprob: s.logprob,
@@ -494,6 +495,17 @@ impl<R: Runtime> Worker<R> {
     fn report(&self, class: ErrorClass, record: Option<u32>, session: SessionId, message: String) -> Report {
         Report { stage: self.place.stage, class, record, session, message }
     }
+}
+
+/// Class and words of a sampler's error. What the request itself brought about would come again with every attempt.
+fn refused(error: SamplingError) -> (ErrorClass, String) {
+    let class = match error {
+        SamplingError::NothingAllowed { .. }
+        | SamplingError::BiasOutsideVocabulary { .. }
+        | SamplingError::GrammarFailed { .. } => ErrorClass::InvalidRequest,
+        _ => ErrorClass::Backend,
+    };
+    (class, error.to_string())
 }
 
 /// Digest of logits as schedules record it: hex BLAKE3 of the little-endian bytes.

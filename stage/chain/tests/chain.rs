@@ -151,6 +151,23 @@ fn a_session_that_fails_for_ever_ends_with_the_reason_and_harms_nobody() {
 }
 
 #[test]
+fn a_request_that_allows_no_token_is_tried_once() {
+    let mut chain = Chain::new(2, limits(2, 2, 8));
+    chain.settle();
+    let bans = (0..i32::try_from(sim::VOCAB).unwrap()).map(|t| (t, -100.0)).collect();
+    let id = chain.submit(request(vec![1, 2, 3], 4, &GenerationConfig { logit_bias: bans, ..greedy() }));
+    chain.settle();
+    let reason = chain.ended[&id].clone().unwrap_err();
+    assert!(reason.contains("no token is allowed"), "{reason}");
+    let ops = chain.ops[0].lock().unwrap();
+    let runs = ops.iter().filter(|op| match op {
+        splitmodel_chain::schedule::Op::Decode { rows, .. } => rows.iter().any(|r| r.0 == id),
+        _ => false,
+    });
+    assert_eq!(runs.count(), 1);
+}
+
+#[test]
 fn frames_in_flight_are_bounded_and_spread_over_the_stages() {
     let mut chain = Chain::new(3, limits(6, 3, 8));
     chain.settle();

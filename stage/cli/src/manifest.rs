@@ -1,4 +1,5 @@
 //! What a `SplitModel` manifest asks for, in the terms of stages and plans.
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use splitmodel_api::{self as api, EngineSpec, SplitModel, SplitModelSpec, WireType};
@@ -38,7 +39,15 @@ pub fn load(file: &Path) -> Result<Wanted, CliError> {
     if length > MAX_BYTES {
         return Err(wrong(format!("has {length} bytes, too many for a manifest; is this the right file?")));
     }
-    let text = std::fs::read_to_string(file).map_err(CliError::file("read", file))?;
+    // Devices and pipes have no length of their own.
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(CliError::file("read", file))?;
+    opened.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(CliError::file("read", file))?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(wrong(format!(
+            "has more than {MAX_BYTES} bytes, too many for a manifest; is this the right file?"
+        )));
+    }
     let model = SplitModel::from_yaml(&text).map_err(|e| wrong(e.to_string()))?;
     let source = model.source().map_err(|e| wrong(format!("spec.model.source {e}")))?;
     let absolute = std::path::absolute(file).map_err(CliError::file("find", file))?;

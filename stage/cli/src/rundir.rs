@@ -66,9 +66,11 @@ impl RunDir {
         // Ours by its process id: whatever is there was left by a process of the same number.
         let _ = fs::remove_dir_all(&path);
         private_dir(&path)?;
-        let lock_path = path.join(LOCK);
-        let lock = private_file(&lock_path).map_err(CliError::file("create", &lock_path))?;
-        lock.lock().map_err(CliError::file("lock", &lock_path))?;
+        // Locked before it has its name: an `up` that starts now would take an unlocked one for dead.
+        let (new, lock_path) = (path.join("lock.new"), path.join(LOCK));
+        let lock = private_file(&new).map_err(CliError::file("create", &new))?;
+        lock.lock().map_err(CliError::file("lock", &new))?;
+        fs::rename(&new, &lock_path).map_err(CliError::file("create", &lock_path))?;
         Ok(Self { path, _lock: lock, keep: false })
     }
 

@@ -105,6 +105,13 @@ fn bad_slices_are_refused_by_name() {
 }
 
 #[test]
+fn an_endless_manifest_is_not_read_to_its_end() {
+    let dir = scene("");
+    let out = splitmodel(dir.path(), &["plan", "/dev/zero"]);
+    assert!(failure(&out).contains("too many for a manifest"), "{out:?}");
+}
+
+#[test]
 fn status_of_a_silent_stage_is_an_error() {
     let dir = scene("");
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

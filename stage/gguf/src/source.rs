@@ -48,10 +48,11 @@ impl FileSource {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let err = |e| Error::io(path.display().to_string(), "open the file", e);
-        let file = File::open(path).map_err(err)?;
-        if !file.metadata().map_err(err)?.is_file() {
+        // Before it is opened: a pipe without a writer would never be.
+        if !std::fs::metadata(path).map_err(err)?.is_file() {
             return Err(err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
+        let file = File::open(path).map_err(err)?;
         Ok(Self { file, path: path.to_path_buf() })
     }
 

@@ -13,6 +13,9 @@ use crate::types::chat::ChatRequest;
 use crate::types::common::Common;
 use crate::types::completion::{CompletionRequest, Prompt};
 
+/// Most bytes of a request's generation config as JSON. Every stage gets it inside a frame, whose room is limited.
+const MAX_CONFIG_BYTES: usize = 1 << 20;
+
 /// A chat's job.
 pub(crate) fn chat(app: &App, request: ChatRequest, request_id: &str) -> Result<Job, ApiError> {
     let parts = app.template()?.render(&request, &app.specials)?;
@@ -97,6 +100,13 @@ struct Shape<'a> {
 
 fn job(app: &App, common: Common, prompts: Vec<Vec<Token>>, shape: Shape<'_>) -> Result<Job, ApiError> {
     let n_ctx = app.card().n_ctx;
+    let bytes = serde_json::to_vec(&common.config).map_or(0, |json| json.len());
+    if bytes > MAX_CONFIG_BYTES {
+        let message = format!(
+            "`response_format` and `logit_bias` take {bytes} bytes together; at most {MAX_CONFIG_BYTES} are accepted."
+        );
+        return Err(ApiError::invalid("response_format", message));
+    }
     if let Some(grammar) = &common.config.grammar {
         app.backend.check_grammar(grammar).map_err(|why| {
             ApiError::invalid("response_format", format!("`response_format` cannot be enforced: {why}"))

@@ -146,7 +146,11 @@ impl Backend for ChainBackend {
                 Err(SubmitError::Unavailable { reason, retry_after: RETRY_AFTER })
             }
             Err(refused @ Refused::Admission(_)) => {
-                Err(SubmitError::Rejected(ApiError::invalid("prompt", refused.to_string())))
+                let field = match refused {
+                    Refused::Admission(AdmissionError::ConfigTooLarge { .. }) => "response_format",
+                    _ => "prompt",
+                };
+                Err(SubmitError::Rejected(ApiError::invalid(field, refused.to_string())))
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use splitmodel_chain::runtime::Runtime;
 use splitmodel_chain::worker::{Outcome, Worker};
 use splitmodel_link::frame::{Frame, Predictions, Row, row_flags};
-use splitmodel_link::{Message, Permit, Sender};
+use splitmodel_link::{Message, Permit, SendError, Sender};
 
 use crate::heartbeat::Heartbeat;
 
@@ -157,11 +157,15 @@ fn step<R: Runtime>(worker: &mut Worker<R>, frame: Frame, queued: Instant, outpu
         Outcome::Reply(predictions) => Message::Predictions(predictions),
     };
     match (output, message) {
-        (Output::Link(sender), message) => {
-            if let Err(error) = sender.send_blocking(message) {
-                tracing::debug!(%error, "the next stage is gone"); // the link's owner forms the chain again
+        // The link's owner forms the chain again.
+        (Output::Link(sender), message) => match sender.send_blocking(message) {
+            Ok(()) => {}
+            Err(SendError::Closed(reason)) => tracing::debug!(%reason, "the next stage is gone"),
+            Err(error @ SendError::Invalid(_)) => {
+                tracing::error!(%error, "a frame is lost");
+                sender.close();
             }
-        }
+        },
         (Output::Local(take), Message::Predictions(predictions)) => take(predictions),
         (Output::Local(_), _) => tracing::error!("a slice without the head cannot answer by itself"),
     }

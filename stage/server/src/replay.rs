@@ -92,6 +92,7 @@ pub fn main(log: &Path, model: &Path) -> Result<bool, ReplayFailure> {
         result.compared,
         result.sampled,
         match result.mismatches.len() {
+            0 if result.compared == 0 => "nothing to compare; replay the log of the last stage".to_owned(),
             0 => "bit-identical".to_owned(),
             n => format!("{n} differ"),
         }

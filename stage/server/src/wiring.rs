@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use splitmodel_control::{Phase, StageConfig, StatusHub, config};
 use splitmodel_link::connection::Conditioning;
-use splitmodel_link::frame::{ErrorClass, Report};
+use splitmodel_link::frame::{ErrorClass, Frame, Report};
 use splitmodel_link::setup::{Formations, InstanceId, Refusal, RefusalCode, Role, Setup, Versions};
 use splitmodel_link::{
     Acceptor, ActivationDtype, Agreed, Answer, ClosedReason, Connection, Dialer, Event, Inbound, LinkError, Message,
-    Options, Receiver, TlsConfig, accept, dial,
+    Options, Permit, Receiver, TlsConfig, accept, dial,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -292,11 +292,15 @@ impl Wiring {
     /// One formation on a later stage: reaches the next stage, then hands frames through until a connection ends.
     async fn serve_formation(&self, mut up: Connection, agreed: &Agreed, next: &str) -> String {
         let (formation, root) = (agreed.theirs.formation, agreed.theirs.root);
-        let mut down = match self.reach_next(&mut up, formation, root, next).await {
+        let mut early = Vec::new();
+        let mut down = match self.reach_next(&mut up, formation, root, next, &mut early).await {
             Ok(down) => down,
             Err(why) => return why,
         };
         self.queue.attach(formation, Output::Link(down.sender.clone()));
+        for (frame, permit) in early {
+            self.queue.frame_from_link(formation, frame, permit);
+        }
         self.show_formation(formation);
         loop {
             tokio::select! {
@@ -323,12 +327,15 @@ impl Wiring {
         }
     }
 
+    /// Dials the next stage until it is there. Stage 0 may hear of the whole chain, and send, before this stage hears the
+    /// last word of its own dial: such frames go into `early`, as many as there are credits.
     async fn reach_next(
         &self,
         up: &mut Connection,
         formation: u64,
         root: InstanceId,
         next: &str,
+        early: &mut Vec<(Frame, Permit)>,
     ) -> Result<Connection, String> {
         let (role, peer) = if self.config.is_last() { (Role::Return, 0) } else { (Role::Data, self.config.stage + 1) };
         let dialer = self.dialer(self.setup(role, formation, root), peer);
@@ -347,12 +354,12 @@ impl Wiring {
                         }
                     }
                 },
-                why = lost(&mut up.receiver) => return Err(why),
+                why = lost(&mut up.receiver, early) => return Err(why),
                 () = self.shutdown.cancelled() => return Err("shutdown".to_owned()),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                why = lost(&mut up.receiver) => return Err(why),
+                why = lost(&mut up.receiver, early) => return Err(why),
             }
             pause = (pause * 2).min(BACK_OFF.1);
         }
@@ -497,11 +504,16 @@ fn kind(message: &Message) -> &'static str {
     }
 }
 
-/// Waits until the connection ends.
-async fn lost(receiver: &mut Receiver) -> String {
+/// Waits until the connection ends, and keeps the frames that come.
+async fn lost(receiver: &mut Receiver, early: &mut Vec<(Frame, Permit)>) -> String {
     loop {
-        if let Some(why) = ended(receiver.next().await, "the upstream stage") {
-            return why;
+        match receiver.next().await {
+            Some(Event::Message(Inbound { message: Message::Frame(frame), permit })) => early.push((frame, permit)),
+            other => {
+                if let Some(why) = ended(other, "the upstream stage") {
+                    return why;
+                }
+            }
         }
     }
 }

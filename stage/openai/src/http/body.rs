@@ -15,6 +15,8 @@ use crate::error::{ApiError, ErrorClass};
 /// What is read and thrown away of a body that is too large, so that its sender sees the answer and not a reset.
 const DRAIN_BYTES: usize = 64 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(10);
+/// Longest pause within a body: who sends no more must not hold a connection for ever.
+const PAUSE: Duration = Duration::from_secs(30);
 
 enum Encoding {
     Plain,
@@ -88,7 +90,8 @@ async fn collect(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8
         return Err(too_large(limit));
     }
     let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
-    while let Some(chunk) = stream.next().await {
+    let late = |_| ApiError::new(ErrorClass::InvalidRequest, format!("No more of the body came for {PAUSE:?}."));
+    while let Some(chunk) = tokio::time::timeout(PAUSE, stream.next()).await.map_err(late)? {
         let chunk =
             chunk.map_err(|_| ApiError::new(ErrorClass::InvalidRequest, "The body ended before it was complete."))?;
         if bytes.len() + chunk.len() > limit {

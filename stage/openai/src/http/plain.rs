@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::backend::Readiness;
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorClass};
 use crate::http::body;
 use crate::http::generate::off_thread;
 use crate::prepare;
@@ -43,7 +44,11 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /v1/models/{id}`.
-pub(crate) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub(crate) async fn model(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(id) = id.map_err(|e| ApiError::new(ErrorClass::InvalidRequest, e.body_text()))?;
     check_model(Some(&id), app.card())?;
     Ok(Json(entry(&app, &id)).into_response())
 }

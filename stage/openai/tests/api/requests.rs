@@ -57,6 +57,10 @@ async fn a_bad_value_is_400_and_names_its_field() {
             "response_format",
             json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no-such-type"}}}),
         ),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"description": "x".repeat(2 << 20)}}}),
+        ),
         ("tools", json!("x")),
         ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
         ("tool_choice", json!(7)),
@@ -186,6 +190,7 @@ async fn unknown_models_paths_and_methods_are_told_in_json() {
     let error = server.chat(json!({"model": "no-such-model"})).await.error(404);
     assert_eq!(error["code"], "model_not_found");
     server.get("/v1/models/no-such").await.error(404);
+    server.get("/v1/models/%ff").await.error(400);
     server.post("/v1/no/such/route", &json!({})).await.error(404);
     server.get("/v1/chat/completions").await.error(405);
     assert_eq!(server.get("/v1/models/owner/alias").await.ok()["object"], "model");
