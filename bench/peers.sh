@@ -16,9 +16,10 @@ if [ ! -x "$out/bin/llama-server" ]; then
   tar -xzf "$tmp"/llama_cpp_python-*.tar.gz -C "$out/src" --strip-components 1
   # A dangling link there makes ninja configure for ever.
   rm -f "$out/src/vendor/llama.cpp/.git"
+  # GCC 12.2 miscompiles ggml's AMX code: batches end in a signal.
   cmake -S "$out/src/vendor/llama.cpp" -B "$out/build" -DCMAKE_BUILD_TYPE=Release -DGGML_RPC=ON -DGGML_OPENMP=OFF \
     -DLLAMA_CURL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
-    -DBUILD_SHARED_LIBS=OFF >&2
+    -DBUILD_SHARED_LIBS=OFF -DCMAKE_CXX_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16' >&2
   cmake --build "$out/build" --target llama-server ggml-rpc-server -j "$(nproc)" >&2
   ln -sfn build/bin "$out/bin"
 fi

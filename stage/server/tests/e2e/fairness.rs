@@ -30,7 +30,7 @@ async fn running_streams_are_not_starved_by_a_long_prompt() {
             let client = chain.client.clone();
             tokio::spawn(async move {
                 let prompt = prompt(seed, 20);
-                let answer = client.ask(&request(seed, &prompt, 70)).await;
+                let answer = client.ask(&request(seed, &prompt, 140)).await;
                 Sent { seed, prompt, answer }
             })
         })
