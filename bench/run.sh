@@ -13,7 +13,7 @@ pids=()
 finish() {
   for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
   for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
-  rm -rf "$scratch"
+  rm -rf "$scratch" examples/.bench-?.yaml
 }
 trap finish EXIT
 start() { local log=$1; shift; "$@" >"$scratch/$log.log" 2>&1 & pids+=($!); }
