@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use crate::app::App;
 use crate::backend::{EndReason, GenEvent, GenerateRequest, Generation, SubmitError};
@@ -16,6 +17,8 @@ use crate::types::response::{Finish, Usage};
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) operation: Operation,
+    /// When the HTTP request arrived.
+    pub(crate) received: Instant,
     /// One for each choice; `per_prompt` choices of one prompt follow each other.
     pub(crate) requests: Vec<GenerateRequest>,
     pub(crate) per_prompt: usize,
@@ -63,7 +66,7 @@ impl Answer {
             let decoder = TextDecoder::new(&job.stop, job.logprobs);
             choices.push(Choice { generation: Some(generation), decoder, leads: i % job.per_prompt.max(1) == 0 });
         }
-        let record = Record::new(app.stats.clone(), job.operation, choices.len(), prompt_tokens);
+        let record = Record::new(app.stats.clone(), job.operation, choices.len(), prompt_tokens, job.received);
         Ok(Self { app, choices, ready: VecDeque::new(), record, turn: 0 })
     }
 

@@ -1,11 +1,13 @@
 //! What the API needs from the server behind it.
 
 use std::fmt;
+use std::time::Instant;
 
 use splitmodel_sampling::{GenerationConfig, GrammarSpec};
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
+use crate::trace::TraceParent;
 
 /// A token id of the model's vocabulary.
 pub type Token = i32;
@@ -67,6 +69,12 @@ pub struct GenerateRequest {
     pub cache_key: Option<String>,
     /// `user` (or `safety_identifier`) of the request.
     pub tenant: Option<String>,
+    /// When the HTTP request's headers were here, before its body was read.
+    pub received: Instant,
+    /// Where the client's trace goes on; the same for all choices of one HTTP request.
+    pub trace: Option<TraceParent>,
+    /// OpenTelemetry's `gen_ai.operation.name`: `chat` or `text_completion`.
+    pub operation: &'static str,
 }
 
 /// Why a generation ended by itself.

@@ -11,6 +11,7 @@ mod observe;
 mod prepare;
 mod template;
 mod text;
+mod trace;
 mod types;
 
 pub use app::{ApiConfig, SetupError};
@@ -21,3 +22,4 @@ pub use backend::{
 pub use error::{ApiError, ErrorBody, ErrorClass, ErrorObject};
 pub use http::router;
 pub use splitmodel_sampling::{GenerationConfig, GrammarSpec};
+pub use trace::TraceParent;

@@ -22,7 +22,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completion => "text_completion",
@@ -99,8 +99,8 @@ impl Stats {
         let seconds = |r: &mut Registry, name: &str, help: &str, family: &Times| {
             r.register_with_unit(name, help, Unit::Seconds, family.clone());
         };
-        seconds(r, "gen_ai_server_request_duration", "From admission to the last token", &stats.duration);
-        seconds(r, "gen_ai_server_time_to_first_token", "From admission to the first token", &stats.first_token);
+        seconds(r, "gen_ai_server_request_duration", "From arrival to the last token", &stats.duration);
+        seconds(r, "gen_ai_server_time_to_first_token", "From arrival to the first token", &stats.first_token);
         seconds(r, "gen_ai_server_time_per_output_token", "Between two tokens of one choice", &stats.per_token);
         stats
     }
@@ -126,11 +126,12 @@ impl Stats {
     }
 }
 
-/// Follows one answer from its admission to its end, however that comes: dropping it counts as cancelled.
+/// Follows one answer to its end, however that comes: dropping it counts as cancelled. Times count from the arrival of its
+/// HTTP request.
 pub(crate) struct Record {
     stats: Arc<Stats>,
     operation: Operation,
-    begun: Instant,
+    received: Instant,
     first: bool,
     last: Vec<Option<Instant>>,
     prompt_tokens: u64,
@@ -143,12 +144,18 @@ pub(crate) struct Record {
 
 impl Record {
     /// An answer with `choices` choices whose prompts have `prompt_tokens` in all.
-    pub(crate) fn new(stats: Arc<Stats>, operation: Operation, choices: usize, prompt_tokens: u64) -> Self {
+    pub(crate) fn new(
+        stats: Arc<Stats>,
+        operation: Operation,
+        choices: usize,
+        prompt_tokens: u64,
+        received: Instant,
+    ) -> Self {
         stats.active.inc();
         Self {
             stats,
             operation,
-            begun: Instant::now(),
+            received,
             first: true,
             last: vec![None; choices],
             prompt_tokens,
@@ -170,7 +177,7 @@ impl Record {
         let now = Instant::now();
         let label = OperationLabel { gen_ai_operation_name: self.operation.name() };
         if std::mem::take(&mut self.first) {
-            self.stats.first_token.get_or_create(&label).observe((now - self.begun).as_secs_f64());
+            self.stats.first_token.get_or_create(&label).observe((now - self.received).as_secs_f64());
         }
         if let Some(last) = self.last.get_mut(choice)
             && let Some(before) = last.replace(now)
@@ -206,7 +213,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let name = self.operation.name();
-        let elapsed = self.begun.elapsed();
+        let elapsed = self.received.elapsed();
         self.stats.active.dec();
         let outcome = OutcomeLabel { gen_ai_operation_name: name, outcome: self.outcome };
         self.stats.answers.get_or_create(&outcome).inc();

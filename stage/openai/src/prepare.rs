@@ -6,6 +6,7 @@ use crate::answer::Job;
 use crate::app::App;
 use crate::backend::{GenerateRequest, Token};
 use crate::error::ApiError;
+use crate::http::Arrival;
 use crate::observe::Operation;
 use crate::template::PromptPart;
 use crate::template::specials::Segment;
@@ -17,7 +18,7 @@ use crate::types::completion::{CompletionRequest, Prompt};
 const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 /// A chat's job.
-pub(crate) fn chat(app: &App, request: ChatRequest, request_id: &str) -> Result<Job, ApiError> {
+pub(crate) fn chat(app: &App, request: ChatRequest, arrival: &Arrival) -> Result<Job, ApiError> {
     let parts = app.template()?.render(&request, &app.specials)?;
     let mut prompt = Vec::new();
     for part in parts {
@@ -36,7 +37,7 @@ pub(crate) fn chat(app: &App, request: ChatRequest, request_id: &str) -> Result<
         app,
         request.common,
         vec![prompt],
-        Shape { operation: Operation::Chat, field: "messages", logprobs: request.logprobs, request_id },
+        Shape { operation: Operation::Chat, field: "messages", logprobs: request.logprobs, arrival },
     )
 }
 
@@ -44,7 +45,7 @@ pub(crate) fn chat(app: &App, request: ChatRequest, request_id: &str) -> Result<
 pub(crate) fn completion(
     app: &App,
     request: CompletionRequest,
-    request_id: &str,
+    arrival: &Arrival,
 ) -> Result<(Job, Vec<String>), ApiError> {
     let (mut prompts, mut echoes) = (Vec::new(), Vec::new());
     for prompt in request.prompts {
@@ -60,7 +61,7 @@ pub(crate) fn completion(
         }
         prompts.push(tokens);
     }
-    let shape = Shape { operation: Operation::Completion, field: "prompt", logprobs: request.logprobs, request_id };
+    let shape = Shape { operation: Operation::Completion, field: "prompt", logprobs: request.logprobs, arrival };
     Ok((job(app, request.common, prompts, shape)?, echoes))
 }
 
@@ -95,7 +96,7 @@ struct Shape<'a> {
     /// Where the prompt came from, for errors.
     field: &'static str,
     logprobs: bool,
-    request_id: &'a str,
+    arrival: &'a Arrival,
 }
 
 fn job(app: &App, common: Common, prompts: Vec<Vec<Token>>, shape: Shape<'_>) -> Result<Job, ApiError> {
@@ -134,15 +135,19 @@ fn job(app: &App, common: Common, prompts: Vec<Vec<Token>>, shape: Shape<'_>) ->
                 config,
                 logprobs: shape.logprobs,
                 max_tokens,
-                request_id: shape.request_id.to_owned(),
+                request_id: shape.arrival.id.clone(),
                 index,
                 cache_key: common.cache_key.clone(),
                 tenant: common.tenant.clone(),
+                received: shape.arrival.received,
+                trace: shape.arrival.trace,
+                operation: shape.operation.name(),
             });
         }
     }
     Ok(Job {
         operation: shape.operation,
+        received: shape.arrival.received,
         requests,
         per_prompt: common.n as usize,
         stop: common.stop,

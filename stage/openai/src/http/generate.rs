@@ -15,7 +15,7 @@ use crate::answer::{Answer, Job, Step};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::http::body;
-use crate::http::layers::RequestId;
+use crate::http::layers::Arrival;
 use crate::http::reply::{Reply, Shape};
 use crate::prepare;
 use crate::types::chat::ChatRequest;
@@ -31,7 +31,7 @@ struct Prepared {
 /// `POST /v1/chat/completions`.
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
-    Extension(id): Extension<RequestId>,
+    Extension(arrival): Extension<Arrival>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = body::read(request, app.config.body_limit).await?;
@@ -39,7 +39,7 @@ pub(crate) async fn chat(
         let body = body.json()?;
         let request = ChatRequest::read(&body, app.card())?;
         let (stream, include_usage) = (request.common.stream, request.common.include_usage);
-        let job = prepare::chat(app, request, &id.0)?;
+        let job = prepare::chat(app, request, &arrival)?;
         Ok(Prepared { job, shape: Shape::Chat, stream, include_usage })
     });
     answer(app.clone(), prepared.await?).await
@@ -48,7 +48,7 @@ pub(crate) async fn chat(
 /// `POST /v1/completions`.
 pub(crate) async fn completion(
     State(app): State<Arc<App>>,
-    Extension(id): Extension<RequestId>,
+    Extension(arrival): Extension<Arrival>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = body::read(request, app.config.body_limit).await?;
@@ -56,7 +56,7 @@ pub(crate) async fn completion(
         let body = body.json()?;
         let request = CompletionRequest::read(&body, app.card())?;
         let (stream, include_usage) = (request.common.stream, request.common.include_usage);
-        let (job, echoes) = prepare::completion(app, request, &id.0)?;
+        let (job, echoes) = prepare::completion(app, request, &arrival)?;
         Ok(Prepared { job, shape: Shape::Completion { echoes }, stream, include_usage })
     });
     answer(app.clone(), prepared.await?).await

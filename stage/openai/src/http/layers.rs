@@ -13,10 +13,18 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::error::{ApiError, ErrorClass};
 use crate::http::{REQUEST_ID, is_open};
+use crate::trace::{self, TraceParent};
 
-/// The id of a request, from the client or made here.
+/// What is known of a request from its headers.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String);
+pub(crate) struct Arrival {
+    /// From the client or made here.
+    pub(crate) id: String,
+    /// When the headers were here.
+    pub(crate) received: Instant,
+    /// Where the client's trace goes on.
+    pub(crate) trace: Option<TraceParent>,
+}
 
 /// 401 for requests without a key, before any of their body is read.
 pub(crate) async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
@@ -33,16 +41,17 @@ pub(crate) async fn authorize(State(app): State<Arc<App>>, request: Request, nex
 
 /// Gives the request an id and a span, counts the response.
 pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let received = Instant::now();
     let id = client_id(request.headers()).unwrap_or_else(|| format!("req_{}", Uuid::new_v4().simple()));
-    request.extensions_mut().insert(RequestId(id.clone()));
+    let trace = trace_parent(request.headers());
+    request.extensions_mut().insert(Arrival { id: id.clone(), received, trace });
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let span = tracing::info_span!("request", id, method = %request.method(), route);
-    let begun = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let error = response.extensions().get::<ApiError>().map(|e| e.class);
     let status = response.status().as_u16();
     app.stats.response(&route, status, error);
-    let elapsed_ms = begun.elapsed().as_millis() as u64;
+    let elapsed_ms = received.elapsed().as_millis() as u64;
     span.in_scope(|| tracing::debug!(status, error = error.map(ErrorClass::kind), elapsed_ms, "response begun"));
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
@@ -55,4 +64,11 @@ fn client_id(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
     let plain = id.bytes().all(|b| b.is_ascii_graphic());
     (plain && (1..=128).contains(&id.len())).then(|| id.to_owned())
+}
+
+/// A client's trace, if it names exactly one.
+fn trace_parent(headers: &HeaderMap) -> Option<TraceParent> {
+    let mut all = headers.get_all(trace::HEADER).into_iter();
+    let first = all.next()?.to_str().ok()?;
+    all.next().is_none().then(|| TraceParent::parse(first))?
 }

@@ -18,6 +18,8 @@ use crate::app::{ApiConfig, App, SetupError};
 use crate::backend::Backend;
 use crate::error::{ApiError, ErrorClass};
 
+pub(crate) use layers::Arrival;
+
 /// One entry of the table.
 struct Route {
     path: &'static str,

@@ -358,3 +358,31 @@ async fn the_assistants_last_message_is_continued() {
     assert_eq!(String::from_utf8(tail).unwrap(), "One, two, ");
     let _: Value = server.chat(json!({"messages": [{"role": "assistant", "content": ""}]})).await.ok();
 }
+
+#[tokio::test]
+async fn a_clients_trace_goes_with_all_choices() {
+    let server = server().await;
+    let body = json!({"model": "fake-model", "prompt": "Hi", "n": 2}).to_string();
+    let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let before = std::time::Instant::now();
+    for trace in [good, "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01"] {
+        let headers = [("content-type", "application/json"), ("traceparent", trace), ("x-request-id", "mine")];
+        server.raw("POST", "/v1/completions", &headers, body.as_bytes()).await.ok();
+    }
+    let twice = [("content-type", "application/json"), ("traceparent", good), ("traceparent", good)];
+    server.raw("POST", "/v1/completions", &twice, body.as_bytes()).await.ok();
+    let seen = server.seen();
+    assert_eq!(seen.len(), 6);
+    for request in &seen {
+        assert_eq!(request.operation, "text_completion");
+        assert!(request.received >= before);
+    }
+    assert_eq!(seen[0].received, seen[1].received);
+    let trace = seen[0].trace.unwrap();
+    assert_eq!((trace.trace_id[0], trace.parent_id[1], trace.sampled), (0x4b, 0xf0, true));
+    assert_eq!((seen[1].trace, seen[1].request_id.as_str()), (Some(trace), "mine"));
+    // What is not exactly one good header is none.
+    assert!(seen[2..].iter().all(|r| r.trace.is_none()));
+    server.chat(json!({})).await.ok();
+    assert_eq!(server.seen().last().unwrap().operation, "chat");
+}
