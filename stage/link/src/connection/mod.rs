@@ -7,8 +7,10 @@ mod ledger;
 mod reader;
 mod watched;
 mod writer;
+mod written;
 
 pub use conditioning::{Conditioning, ConditioningError, MAX_DELAY_US};
+pub use written::Written;
 
 use std::io;
 use std::sync::Arc;
@@ -17,11 +19,13 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
 
 use crate::codec::{ActivationDtype, CodecError, Limits, Message, wire_len};
 use crate::frame::Report;
 use crate::setup::Agreed;
 use ledger::Ledger;
+use written::WriteLog;
 
 /// What a stage sets for its connections.
 #[derive(Clone, Debug)]
@@ -99,6 +103,9 @@ struct Counters {
     received: AtomicU64,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
+    write_ns: AtomicU64,
+    queue_ns: AtomicU64,
+    credit_ns: AtomicU64,
 }
 
 /// What a connection carried so far.
@@ -112,6 +119,26 @@ pub struct Traffic {
     pub sent_bytes: u64,
     /// Bytes of messages received, after TLS.
     pub received_bytes: u64,
+    /// Time the writer spent on encoding messages and on handing their bytes to the transport.
+    pub write: Duration,
+    /// Time frames and predictions waited from being sent to being written; injected delay counts.
+    pub wait: Duration,
+    /// Of that, the time they stood first in the queue without a credit.
+    pub credit_wait: Duration,
+}
+
+/// A message in the queue of its connection.
+#[derive(Debug)]
+struct Queued {
+    message: Message,
+    /// When it was sent.
+    since: Instant,
+}
+
+impl Queued {
+    fn new(message: Message) -> Self {
+        Self { message, since: Instant::now() }
+    }
 }
 
 /// State between reader, writer, senders and permits.
@@ -127,6 +154,7 @@ struct Shared {
     wake: Notify,
     end: watch::Sender<Option<End>>,
     counters: Counters,
+    written: WriteLog,
 }
 
 impl Shared {
@@ -186,6 +214,7 @@ impl Connection {
             wake: Notify::new(),
             end: watch::Sender::new(None),
             counters: Counters::default(),
+            written: WriteLog::default(),
         });
         tokio::spawn(writer::run(w, Arc::clone(&shared), queued));
         tokio::spawn(reader::run(r, Arc::clone(&shared), inbox));
@@ -206,7 +235,7 @@ impl Connection {
 #[derive(Clone, Debug)]
 pub struct Sender {
     shared: Arc<Shared>,
-    queue: mpsc::Sender<Message>,
+    queue: mpsc::Sender<Queued>,
 }
 
 impl Sender {
@@ -216,7 +245,7 @@ impl Sender {
     /// [`SendError`]. A queued message is lost if the connection ends before it is written.
     pub async fn send(&self, message: Message) -> Result<(), SendError> {
         self.check(&message)?;
-        self.queue.send(message).await.map_err(|_| self.closed_error())
+        self.queue.send(Queued::new(message)).await.map_err(|_| self.closed_error())
     }
 
     /// Queues a message from an OS thread, which waits while the queue is full.
@@ -228,7 +257,7 @@ impl Sender {
     /// When it would have to wait on a thread that runs async tasks; use [`Sender::send`] there.
     pub fn send_blocking(&self, message: Message) -> Result<(), SendError> {
         self.check(&message)?;
-        let message = match self.queue.try_send(message) {
+        let message = match self.queue.try_send(Queued::new(message)) {
             Ok(()) => return Ok(()),
             Err(mpsc::error::TrySendError::Closed(_)) => return Err(self.closed_error()),
             Err(mpsc::error::TrySendError::Full(message)) => message,
@@ -251,7 +280,7 @@ impl Sender {
     /// Ends the connection in order: what is queued is written, then a goodbye. Returns when that is done or the connection
     /// ended otherwise; a caller in a hurry drops this and calls [`Sender::close`].
     pub async fn goodbye(&self) {
-        if self.queue.send(Message::Goodbye).await.is_ok() {
+        if self.queue.send(Queued::new(Message::Goodbye)).await.is_ok() {
             self.closed().await;
         }
     }
@@ -288,12 +317,23 @@ impl Sender {
     pub fn traffic(&self) -> Traffic {
         let c = &self.shared.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let time = |n: &AtomicU64| Duration::from_nanos(get(n));
         Traffic {
             sent: get(&c.sent),
             received: get(&c.received),
             sent_bytes: get(&c.sent_bytes),
             received_bytes: get(&c.received_bytes),
+            write: time(&c.write_ns),
+            wait: time(&c.queue_ns),
+            credit_wait: time(&c.credit_ns),
         }
+    }
+
+    /// How the frame, or the predictions, of number `seq` got onto the wire. `None` before they are written and once 64
+    /// newer ones took their place. Neither waits nor allocates.
+    #[must_use]
+    pub fn written(&self, seq: u64) -> Option<Written> {
+        self.shared.written.get(seq)
     }
 }
 
