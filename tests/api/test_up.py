@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import openai
 import pytest
@@ -80,6 +81,42 @@ def test_a_killed_stage_comes_back(own, stage):
             assert [c.usage.completion_tokens for c in stream if c.usage] == [300]
     own.until("^ready again", ready + 1)
     assert [s["phase"] for s in status(own)[0]["stages"]] == ["serving", "linked", "linked"]
+
+
+def test_a_hanging_stage_is_started_again(tmp_path):
+    """A stream that runs meanwhile goes on to its end."""
+    chain = Chain(tmp_path, 3, "--hang-deadline", "6")
+    client = openai.OpenAI(base_url=f"{chain.url}/v1", api_key="none", max_retries=0, timeout=120)
+    ask = {"model": "smollm2", "messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 200,
+           "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, "extra_body": {"ignore_eos": True}}
+    with client, client.chat.completions.create(**ask) as stream:
+        next(stream)
+        hangs = chain.pid(1)
+        os.kill(hangs, signal.SIGSTOP)
+        assert [c.usage.completion_tokens for c in stream if c.usage] == [200]
+    chain.until(r"^stage 1: no sign of life for 6 s, so it is killed")
+    chain.until("^ready again")
+    assert not runs(hangs) and chain.pid(1) != hangs
+    assert chain.end() == 0
+
+
+def link(chain, *flags):
+    return subprocess.run([BIN / "splitmodel", "link", "--state-dir", chain.state, *flags], capture_output=True, text=True,
+                          timeout=60, check=True).stdout.splitlines()
+
+
+def test_links_can_be_made_slow(own):
+    client = openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0, timeout=120)
+    ask = {"model": "smollm2", "prompt": "One, two,", "max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    with client:
+        text = client.completions.create(**ask).choices[0].text
+        assert link(own, "--all", "--delay", "100ms") == [
+            f"stage {a} to stage {b}: delay 100ms, no limit" for a, b in [(0, 1), (1, 2), (2, 0)]]
+        begun = time.monotonic()
+        slow = client.completions.create(**ask).choices[0].text
+        assert time.monotonic() - begun >= 6 * 3 * 0.1 and slow == text
+        assert all(line.endswith(": nothing injected") for line in link(own, "--all", "--clear"))
+        assert client.completions.create(**ask).choices[0].text == text
 
 
 @pytest.mark.parametrize("name", ["smollm2", "smollm2-layers", "smollm2-tuned"])

@@ -1,8 +1,11 @@
 //! The command line: every flag with its meaning and default.
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::link::{parse_bandwidth, parse_delay};
 
 /// Serve one model too big for one machine's GPU as a chain of stages.
 #[derive(Debug, Parser)]
@@ -26,6 +29,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Show the stages of running chains.
     Status(StatusArgs),
+    /// Make the links of a running chain slower, for tests and planning.
+    Link(LinkArgs),
 }
 
 /// Shape of the stages' log lines.
@@ -76,6 +81,10 @@ pub struct UpArgs {
     /// Failures in a row, without serving in between, after which a stage is given up.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub restart_limit: u32,
+    /// Seconds in which three checks in a row of a stage's health service must fail for it to be taken as hung, killed and
+    /// started again; 0: never.
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    pub hang_deadline: u32,
     /// Seconds that running requests get to finish after Ctrl-C; a second Ctrl-C ends at once [default:
     /// spec.deadlines.drainSeconds].
     #[arg(long, value_name = "SECONDS")]
@@ -156,4 +165,35 @@ pub struct StatusArgs {
     /// Print JSON instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `splitmodel link`.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true).args(["delay", "bandwidth", "clear"])))]
+#[command(group(clap::ArgGroup::new("which").required(true).args(["stage", "all", "control"])))]
+pub struct LinkArgs {
+    /// Delay of every message, such as 25ms, 500us or 1s; left out: none.
+    #[arg(long, value_name = "TIME", value_parser = parse_delay)]
+    pub delay: Option<Duration>,
+    /// Bits or bytes a second, such as 1Gbit, 100Mbit or 10MB; left out: as many as go through.
+    #[arg(long, value_name = "SPEED", value_parser = parse_bandwidth)]
+    pub bandwidth: Option<u64>,
+    /// Take delay and limit away.
+    #[arg(long, conflicts_with_all = ["delay", "bandwidth"])]
+    pub clear: bool,
+    /// The link on which this stage sends: to the next one, or from the last one to stage 0. May be given several times.
+    #[arg(long, value_name = "N")]
+    pub stage: Vec<u32>,
+    /// The links of all stages.
+    #[arg(long)]
+    pub all: bool,
+    /// The stage with this control service (host:port). May be given several times.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub control: Vec<String>,
+    /// Name of the chain, where several run.
+    #[arg(long, value_name = "NAME", conflicts_with = "control")]
+    pub chain: Option<String>,
+    /// Directory of the running chains, as given to `up`.
+    #[arg(long, value_name = "DIR", env = "SPLITMODEL_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
 }

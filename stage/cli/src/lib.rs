@@ -1,10 +1,11 @@
-//! The splitmodel command: up, plan, slice, chat, status.
+//! The splitmodel command: up, plan, slice, chat, status, link.
 //!
 //! Nothing here links llama.cpp: stages are processes of their own.
 pub mod args;
 pub mod chat;
 pub mod error;
 pub mod http;
+pub mod link;
 pub mod manifest;
 pub mod planning;
 pub mod rundir;
@@ -28,5 +29,6 @@ pub async fn run(cli: Cli) -> Result<(), CliError> {
         Command::Slice(args) => slice::run(&args),
         Command::Chat(args) => chat::run(args).await,
         Command::Status(args) => status::run(args).await,
+        Command::Link(args) => link::run(args).await,
     }
 }

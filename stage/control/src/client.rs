@@ -33,7 +33,7 @@ pub enum ClientError {
         message: String,
     },
     /// It took too long.
-    #[error("the control service at {address} did not answer {method} within {} ms", timeout.as_millis())]
+    #[error("the stage at {address} did not answer {method} within {} ms", timeout.as_millis())]
     Timeout {
         /// As given.
         address: String,
@@ -183,7 +183,7 @@ impl StatusStream {
     }
 }
 
-fn endpoint(address: &str, scheme: &str) -> Result<Endpoint, ClientError> {
+pub(crate) fn endpoint(address: &str, scheme: &str) -> Result<Endpoint, ClientError> {
     let bad = || ClientError::Address { address: address.to_owned() };
     let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
     if host.is_empty() || port.parse::<u16>().is_err() {
@@ -197,7 +197,7 @@ fn refused(address: &str, method: &'static str, status: &tonic::Status) -> Clien
     ClientError::Refused { address: address.to_owned(), method, code: status.code(), message }
 }
 
-async fn finish<T>(
+pub(crate) async fn finish<T>(
     address: &str,
     method: &'static str,
     timeout: Duration,

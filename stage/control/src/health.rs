@@ -1,13 +1,17 @@
 //! The standard gRPC health service, on a port of its own: the kubelet cannot present a client certificate.
 use std::future::Future;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
+use tonic::transport::{Channel, Server};
 use tonic_health::ServingStatus;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
+use crate::client::{ClientError, endpoint, finish};
 use crate::tls::ServeError;
 
 pub use tonic_health::pb;
@@ -76,4 +80,33 @@ pub async fn serve<S: Health>(
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown)
         .await
         .map_err(ServeError::Transport)
+}
+
+/// Asks a health service. The connection is made when it is first needed, and again after it was lost.
+#[derive(Debug)]
+pub struct HealthChecker {
+    address: String,
+    timeout: Duration,
+    client: HealthClient<Channel>,
+}
+
+impl HealthChecker {
+    /// A checker of the service at `address` (`host:port`); `timeout` bounds each check. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`].
+    pub fn new(address: &str, timeout: Duration) -> Result<Self, ClientError> {
+        let client = HealthClient::new(endpoint(address, "http")?.connect_lazy());
+        Ok(Self { address: address.to_owned(), timeout, client })
+    }
+
+    /// Whether `probe` is answered with "serving".
+    ///
+    /// # Errors
+    /// [`ClientError`] when it is not answered at all.
+    pub async fn check(&mut self, probe: Probe) -> Result<bool, ClientError> {
+        let call = self.client.check(HealthCheckRequest { service: probe.name().to_owned() });
+        let answer = finish(&self.address, probe.name(), self.timeout, call).await?;
+        Ok(answer.status() == pb::health_check_response::ServingStatus::Serving)
+    }
 }

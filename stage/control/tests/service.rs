@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use splitmodel_control::health::{self, HealthHub, Probe, pb};
+use splitmodel_control::health::{self, HealthChecker, HealthHub, Probe, pb};
 use splitmodel_control::{
     ClientError, Conditioning, ControlClient, ControlHandler, ControlService, HandlerError, Phase, ServeError,
     StageStatus, StatusHub, serve,
@@ -188,4 +188,27 @@ async fn health_answers_each_probe() {
     assert_eq!(health_of(&address, "liveness").await, NotServing);
     stop.send(()).unwrap();
     task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_checker_tells_silence_from_a_bad_answer_and_comes_back() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut checker = HealthChecker::new(&address.to_string(), WAIT).unwrap();
+    let mut hasty = HealthChecker::new(&address.to_string(), Duration::from_millis(200)).unwrap();
+    // Connections are made and nobody answers, as with a stopped process.
+    let error = hasty.check(Probe::Liveness).await.unwrap_err();
+    assert!(matches!(error, ClientError::Timeout { method: "liveness", .. }), "{error:?}");
+    drop(listener);
+    let error = checker.check(Probe::Liveness).await.unwrap_err();
+    assert!(matches!(error, ClientError::Refused { code: Code::Unavailable, .. }), "{error:?}");
+
+    let (hub, service) = HealthHub::new().await;
+    let listener = TcpListener::bind(address).await.unwrap();
+    tokio::spawn(health::serve(listener, service, std::future::pending()));
+    assert!(checker.check(Probe::Liveness).await.unwrap());
+    assert!(!checker.check(Probe::Readiness).await.unwrap());
+    hub.set(Probe::Liveness, false).await;
+    assert!(!checker.check(Probe::Liveness).await.unwrap());
+    assert!(matches!(HealthChecker::new("here", WAIT), Err(ClientError::Address { .. })));
 }

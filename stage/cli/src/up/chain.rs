@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::progress::Progress;
 use super::ready;
 use super::signals::Signals;
-use super::supervisor::{Backoff, Happened, Order, StageProcess, supervise};
+use super::supervisor::{Happened, Order, Restarts, StageProcess, supervise};
 use super::watcher::follow;
 use crate::error::CliError;
 
@@ -27,8 +27,8 @@ const SLACK: Duration = Duration::from_secs(2);
 pub struct Chain {
     /// One process per stage.
     pub processes: Vec<StageProcess>,
-    /// When failed stages start again.
-    pub backoff: Backoff,
+    /// When stages start again.
+    pub restarts: Restarts,
     /// What running requests get after Ctrl-C.
     pub grace: Duration,
     /// Where the API listens.
@@ -69,7 +69,7 @@ impl Chain {
             let address = process.ports.control.to_string();
             followers.spawn(follow(process.stage, address, Arc::clone(&linked), report_sender.clone()));
             let events = event_sender.clone();
-            supervisors.spawn(supervise(process.clone(), self.backoff, linked, order.clone(), events));
+            supervisors.spawn(supervise(process.clone(), self.restarts, linked, order.clone(), events));
         }
         let mut screen = Screen::new(&self);
         let ended = loop {
@@ -77,6 +77,7 @@ impl Chain {
                 () = signals.next() => break Ok(Ended::Stopped),
                 Some((stage, happened)) = events.recv() => match happened {
                     Happened::Started(pid) => screen.started(stage, pid),
+                    Happened::Hung(why) => screen.hung(stage, &why),
                     Happened::Restarting { exit, pause } => screen.restarting(stage, &exit, pause),
                     Happened::PortsTaken => break Ok(Ended::PortsTaken),
                     Happened::Failed(error) => break Err(error),
@@ -134,6 +135,11 @@ impl<'a> Screen<'a> {
 
     fn started(&self, stage: u32, pid: u32) {
         self.say(&format!("stage {stage}: started (process {pid})"));
+    }
+
+    fn hung(&self, stage: u32, why: &str) {
+        let seconds = self.chain.restarts.hang.as_secs();
+        self.say(&format!("stage {stage}: no sign of life for {seconds} s, so it is killed ({why})"));
     }
 
     fn restarting(&self, stage: u32, exit: &str, pause: Duration) {

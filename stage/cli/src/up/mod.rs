@@ -1,6 +1,7 @@
 //! `splitmodel up`: a whole chain on this machine.
 mod chain;
 pub mod configs;
+mod liveness;
 mod logs;
 pub mod ports;
 pub mod progress;
@@ -25,7 +26,7 @@ use chain::{Chain, Ended};
 use configs::Local;
 use ports::StagePorts;
 use signals::Signals;
-use supervisor::{Backoff, StageProcess};
+use supervisor::{Restarts, StageProcess};
 
 /// Name of the stage program.
 const STAGE_PROGRAM: &str = "splitmodel-stage";
@@ -156,7 +157,7 @@ impl Setup<'_> {
         let grace = self.args.grace.unwrap_or(self.planned.wanted.spec.deadlines.drain_seconds);
         Ok(Chain {
             processes,
-            backoff: Backoff::new(self.args.restart_limit),
+            restarts: Restarts::new(self.args.restart_limit, Duration::from_secs(self.args.hang_deadline.into())),
             grace: Duration::from_secs(grace.into()),
             api: self.local.api,
             model: self.planned.wanted.model_name.clone(),

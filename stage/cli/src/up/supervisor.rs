@@ -1,7 +1,8 @@
-//! Keeps one stage process running: starts it, restarts it with back-off, gives it up, ends it.
+//! Keeps one stage process running: starts it, kills it when it hangs, restarts it with back-off, gives it up, ends it.
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +11,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
+use super::liveness::hung;
 use super::logs::fatal_lines;
 use super::ports::{self, StagePorts};
 use crate::error::CliError;
+
+/// Longest wait for the end of a process that was killed.
+const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// How a stage is run.
 #[derive(Clone, Debug)]
@@ -30,9 +36,9 @@ pub struct StageProcess {
     pub ports: StagePorts,
 }
 
-/// When a failed stage is started again.
+/// When a stage is started again.
 #[derive(Clone, Copy, Debug)]
-pub struct Backoff {
+pub struct Restarts {
     /// Pause after the first failure; it doubles with each.
     pub first: Duration,
     /// Longest pause.
@@ -41,17 +47,20 @@ pub struct Backoff {
     pub steady: Duration,
     /// Failures in a row after which the stage is given up.
     pub limit: u32,
+    /// Time without a sign of life after which it is killed; zero: never.
+    pub hang: Duration,
 }
 
-impl Backoff {
+impl Restarts {
     /// A quarter second, doubling to 8 s; 10 s linked are steady.
     #[must_use]
-    pub const fn new(limit: u32) -> Self {
+    pub const fn new(limit: u32, hang: Duration) -> Self {
         Self {
             first: Duration::from_millis(250),
             longest: Duration::from_secs(8),
             steady: Duration::from_secs(10),
             limit,
+            hang,
         }
     }
 
@@ -79,6 +88,8 @@ pub enum Order {
 pub enum Happened {
     /// Started, with this process id.
     Started(u32),
+    /// It hangs, for this reason, and is killed.
+    Hung(String),
     /// Ended without being told; a new start follows after the pause.
     Restarting {
         /// How it ended.
@@ -96,7 +107,7 @@ pub enum Happened {
 /// whoever watches the stage once it is linked, and cleared here at each start.
 pub async fn supervise(
     process: StageProcess,
-    backoff: Backoff,
+    restarts: Restarts,
     linked: Arc<AtomicBool>,
     mut orders: watch::Receiver<Order>,
     events: mpsc::Sender<(u32, Happened)>,
@@ -114,19 +125,30 @@ pub async fn supervise(
             }
         };
         let _ = events.send((stage, Happened::Started(running.id()))).await;
-        let exit = tokio::select! {
-            exit = running.wait() => exit,
-            () = told_to_end(&mut orders) => {
-                running.end(&mut orders).await;
-                return;
+        let exit = {
+            let mut hung = pin!(hung(process.ports.health, restarts.hang));
+            let mut killed = false;
+            loop {
+                tokio::select! {
+                    exit = running.wait() => break exit,
+                    why = &mut hung, if !killed => {
+                        killed = true;
+                        let _ = events.send((stage, Happened::Hung(why))).await;
+                        running.kill_group();
+                    }
+                    () = told_to_end(&mut orders) => {
+                        running.end(&mut orders).await;
+                        return;
+                    }
+                }
             }
         };
         running.kill_group();
-        let steady = linked.load(Ordering::Relaxed) && started.elapsed() >= backoff.steady;
+        let steady = linked.load(Ordering::Relaxed) && started.elapsed() >= restarts.steady;
         failures = if steady { 1 } else { failures + 1 };
         let happened = if ports::taken(&process.ports) {
             Happened::PortsTaken
-        } else if failures >= backoff.limit {
+        } else if failures >= restarts.limit {
             Happened::Failed(CliError::StageFailed {
                 stage,
                 tries: failures,
@@ -135,7 +157,7 @@ pub async fn supervise(
                 log: process.log.clone(),
             })
         } else {
-            Happened::Restarting { exit, pause: backoff.pause(failures) }
+            Happened::Restarting { exit, pause: restarts.pause(failures) }
         };
         let ends = !matches!(happened, Happened::Restarting { .. });
         let _ = events.send((stage, happened)).await;
@@ -143,7 +165,7 @@ pub async fn supervise(
             return;
         }
         tokio::select! {
-            () = tokio::time::sleep(backoff.pause(failures)) => {}
+            () = tokio::time::sleep(restarts.pause(failures)) => {}
             () = told_to_end(&mut orders) => return,
         }
     }
@@ -208,7 +230,8 @@ impl Running {
             }
         }
         self.kill_group();
-        let _ = self.child.wait().await;
+        // A process that is stuck in a driver dies when that lets it; `up` does not wait for it.
+        let _ = timeout(LAST_WAIT, self.child.wait()).await;
     }
 
     /// Whatever the stage itself started goes too.
@@ -233,9 +256,9 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_limit() {
-        let backoff = Backoff::new(5);
-        let pauses: Vec<u128> = (1..=8).map(|n| backoff.pause(n).as_millis()).collect();
+        let restarts = Restarts::new(5, Duration::ZERO);
+        let pauses: Vec<u128> = (1..=8).map(|n| restarts.pause(n).as_millis()).collect();
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 8000, 8000]);
-        assert_eq!(backoff.pause(u32::MAX), Duration::from_secs(8));
+        assert_eq!(restarts.pause(u32::MAX), Duration::from_secs(8));
     }
 }

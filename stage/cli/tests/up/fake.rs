@@ -1,4 +1,4 @@
-//! A stage that computes nothing: it speaks the control service, answers `/ready`, and fails when told to by files.
+//! A stage that computes nothing: it speaks the control and health services, answers `/ready`, and fails when told to by files.
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use splitmodel_control::health::{self, HealthHub};
 use splitmodel_control::{
     Conditioning, ControlHandler, ControlService, HandlerError, Phase, StageConfig, StageStatus, StatusHub, serve,
 };
@@ -18,16 +19,18 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Directory of the files that steer the fake stages, and that they write.
 pub const DIR: &str = "FAKE_STAGE_DIR";
 
-struct Nothing;
+/// Writes down what it is told, into this file.
+struct Told(PathBuf);
 
-impl ControlHandler for Nothing {
+impl ControlHandler for Told {
     async fn drain(&self, _: Option<Duration>) -> Result<(), HandlerError> {
         Ok(())
     }
     async fn probe(&self) -> Result<Duration, HandlerError> {
         Ok(Duration::ZERO)
     }
-    async fn set_conditioning(&self, _: Conditioning) -> Result<(), HandlerError> {
+    async fn set_conditioning(&self, told: Conditioning) -> Result<(), HandlerError> {
+        append(&self.0, &format!("{:?} {}", told.delay, told.bytes_per_second));
         Ok(())
     }
 }
@@ -100,8 +103,11 @@ async fn run(config: StageConfig, dir: PathBuf) {
         ..StageStatus::default()
     });
     let listener = TcpListener::bind(config.control.bind).await.unwrap();
-    let service = ControlService::new(hub.clone(), Arc::new(Nothing));
+    let service = ControlService::new(hub.clone(), Arc::new(Told(file("conditioning"))));
     tokio::spawn(async move { serve(listener, service, None, std::future::pending()).await.unwrap() });
+    let (_health, service) = HealthHub::new().await;
+    let listener = TcpListener::bind(config.health.bind).await.unwrap();
+    tokio::spawn(async move { health::serve(listener, service, std::future::pending()).await.unwrap() });
     for fetched in [250, 500, 1000] {
         hub.update(|s| s.fetched_bytes = fetched);
         tokio::time::sleep(Duration::from_millis(20)).await;

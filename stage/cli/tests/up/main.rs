@@ -25,9 +25,12 @@ fn main() -> ExitCode {
         Some("serve") => fake::serve_stage(&args[1..]),
         Some("hold") => fake::hold(&args[1]),
         _ => {
-            let tests: [(&str, fn()); 10] = [
+            let tests: [(&str, fn()); 13] = [
                 ("serves_and_ctrl_c_leaves_nothing", serves_and_ctrl_c_leaves_nothing),
                 ("a_killed_stage_is_started_again", a_killed_stage_is_started_again),
+                ("a_hanging_stage_is_killed_and_started_again", a_hanging_stage_is_killed_and_started_again),
+                ("a_hanging_stage_is_left_alone_if_so_told", a_hanging_stage_is_left_alone_if_so_told),
+                ("links_are_conditioned_while_they_run", links_are_conditioned_while_they_run),
                 ("a_stage_that_cannot_start_is_given_up", a_stage_that_cannot_start_is_given_up),
                 ("stages_go_when_up_is_killed", stages_go_when_up_is_killed),
                 ("a_stubborn_stage_is_killed_after_the_grace", a_stubborn_stage_is_killed_after_the_grace),
@@ -272,6 +275,76 @@ fn a_killed_stage_is_started_again() {
     up.signal(Signal::TERM);
     assert!(up.end().success());
     assert!(scene.all_pids().into_iter().all(is_gone));
+}
+
+fn a_hanging_stage_is_killed_and_started_again() {
+    let scene = Scene::new();
+    let mut up = scene.start(&["--hang-deadline", "3"]);
+    up.wait_for("ready: ");
+    kill(scene.pids(1)[0], Signal::STOP);
+    up.wait_for("stage 1: no sign of life for 3 s, so it is killed");
+    up.wait_for("stage 1: ended with signal 9; starting again");
+    until(|| scene.pids(1).len() == 2, &|| "the second start of stage 1".into());
+    assert!(is_gone(scene.pids(1)[0]));
+    assert_eq!((scene.pids(0).len(), scene.pids(2).len()), (1, 1), "the other stages run on");
+    up.signal(Signal::TERM);
+    assert!(up.end().success());
+    assert!(scene.all_pids().into_iter().all(is_gone));
+}
+
+fn a_hanging_stage_is_left_alone_if_so_told() {
+    let scene = Scene::new();
+    let mut up = scene.start(&["--hang-deadline", "0", "--grace", "0"]);
+    up.wait_for("ready: ");
+    kill(scene.pids(1)[0], Signal::STOP);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(scene.pids(1).len(), 1);
+    up.signal(Signal::TERM);
+    assert!(up.end().success());
+    assert!(!up.said().contains("no sign of life"), "{}", up.said());
+    assert!(scene.all_pids().into_iter().all(is_gone), "also the one that stood still");
+}
+
+fn links_are_conditioned_while_they_run() {
+    let scene = Scene::new();
+    let link = |flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_splitmodel"));
+        command.arg("link").args(flags).arg("--state-dir").arg(scene.path("state")).output().unwrap()
+    };
+    let out = link(&["--all", "--delay", "1ms"]);
+    assert!(!out.status.success() && stderr(&out).contains("no chain is running here"), "{out:?}");
+    let mut up = scene.start(&[]);
+    up.wait_for("ready: ");
+    let done = |flags: &[&str]| {
+        let out = link(flags);
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let said = done(&["--all", "--delay", "25ms", "--bandwidth", "1Gbit"]);
+    assert!(said.starts_with("stage 0 to stage 1: delay 25ms, 1000000 kbit/s\n"), "{said}");
+    assert!(said.ends_with("stage 2 to stage 0: delay 25ms, 1000000 kbit/s\n"), "{said}");
+    assert_eq!(done(&["--stage", "1", "--delay", "500us"]), "stage 1 to stage 2: delay 500µs, no limit\n");
+    assert_eq!(done(&["--clear", "--stage", "2", "--stage", "1"]).lines().count(), 2);
+    let told = |stage| {
+        fs::read_to_string(scene.path("fake").join(format!("stage-{stage}.conditioning"))).unwrap().replace('\n', "; ")
+    };
+    assert_eq!(told(0), "25ms 125000000; ");
+    assert_eq!(told(1), "25ms 125000000; 500µs 0; 0ns 0; ");
+    assert_eq!(told(2), "25ms 125000000; 0ns 0; ");
+    for (flags, words) in [
+        (&["--delay", "1ms"][..], "--stage"),
+        (&["--all"], "--delay"),
+        (&["--all", "--delay", "25"], "write 25ms"),
+        (&["--all", "--clear", "--delay", "1ms"], "--clear"),
+        (&["--stage", "3", "--clear"], "--stage: tiny has no stage 3; its stages are 0 to 2"),
+        (&["--chain", "other", "--all", "--clear"], "no chain `other`"),
+        (&["--control", "127.0.0.1:1", "--clear"], "127.0.0.1:1"),
+    ] {
+        let out = link(flags);
+        assert!(!out.status.success() && stderr(&out).contains(words), "{words} in {out:?}");
+    }
+    up.signal(Signal::INT);
+    assert!(up.end().success());
 }
 
 fn a_stage_that_cannot_start_is_given_up() {
