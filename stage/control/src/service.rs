@@ -3,6 +3,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use splitmodel_link::TlsStore;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -10,14 +11,13 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::config::TlsConfig;
 use crate::proto::stage_control_server::{StageControl, StageControlServer};
 use crate::proto::{
     DrainRequest, DrainResponse, GetStatusRequest, ProbeChainRequest, ProbeChainResponse, SetWireConditioningRequest,
     SetWireConditioningResponse, StageStatus, WatchStatusRequest,
 };
 use crate::status::StatusHub;
-use crate::tls::{ServeError, server_tls};
+use crate::tls::{ServeError, incoming};
 
 /// Least time between two messages of a status stream when the client names none.
 const DEFAULT_INTERVAL_MS: u32 = 200;
@@ -97,28 +97,27 @@ impl<H: ControlHandler> ControlService<H> {
 /// streams are then ended after a last message, and calls that run are finished.
 ///
 /// # Errors
-/// [`ServeError`] when certificates cannot be used or the transport fails.
+/// [`ServeError`] when the transport fails.
 pub async fn serve<H: ControlHandler>(
     listener: TcpListener,
     service: ControlService<H>,
-    tls: Option<&TlsConfig>,
+    tls: Option<TlsStore>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
     let hub = service.hub.clone();
-    let mut server = Server::builder()
+    let router = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(20)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(20)));
-    if let Some(tls) = tls {
-        server = server.tls_config(server_tls(tls)?).map_err(ServeError::Transport)?;
-    }
-    server
-        .add_service(service.into_server())
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
-            shutdown.await;
-            hub.close();
-        })
-        .await
-        .map_err(ServeError::Transport)
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_service(service.into_server());
+    let shutdown = async move {
+        shutdown.await;
+        hub.close();
+    };
+    let served = match tls {
+        Some(tls) => router.serve_with_incoming_shutdown(incoming(listener, tls), shutdown).await,
+        None => router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown).await,
+    };
+    served.map_err(ServeError::Transport)
 }
 
 #[tonic::async_trait]

@@ -1,8 +1,27 @@
-use std::path::{Path, PathBuf};
+//! Certificates of the control service: those of the links, read anew when they were replaced.
 
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use splitmodel_link::{Handshakes, TlsStore};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::TlsConfig;
+
+/// Longest TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes under way at once.
+const HANDSHAKES: usize = 64;
+/// Pause after a connection could not be accepted, most likely for want of descriptors.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A certificate file that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -19,10 +38,7 @@ pub struct TlsError {
 /// Why a service ended, other than by being told to.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// A certificate file cannot be read.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The transport failed, or refused the certificates.
+    /// The transport failed.
     #[error("the control service failed: {}", crate::client::with_causes(.0))]
     Transport(#[source] tonic::transport::Error),
 }
@@ -35,10 +51,36 @@ fn identity(tls: &TlsConfig) -> Result<Identity, TlsError> {
     Ok(Identity::from_pem(read("cert", &tls.cert)?, read("key", &tls.key)?))
 }
 
-/// Requires a client certificate of the same authority.
-pub(crate) fn server_tls(tls: &TlsConfig) -> Result<ServerTlsConfig, TlsError> {
-    let ca = Certificate::from_pem(read("ca", &tls.ca)?);
-    Ok(ServerTlsConfig::new().identity(identity(tls)?).client_ca_root(ca))
+/// Connections whose clients have shown a certificate of the chain's authority. Ends with its receiver.
+pub(crate) fn incoming(listener: TcpListener, tls: TlsStore) -> ReceiverStream<io::Result<TlsStream<TcpStream>>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut handshakes = Handshakes::new(HANDSHAKES);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = sender.closed() => return,
+            };
+            let Ok((stream, _)) = accepted else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            let (tls, sender) = (tls.clone(), sender.clone());
+            handshakes.spawn(async move {
+                if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, handshake(stream, &tls)).await {
+                    let _ = sender.send(Ok(stream)).await; // the service may be ending
+                }
+            });
+        }
+    });
+    ReceiverStream::new(receiver)
+}
+
+async fn handshake(stream: TcpStream, tls: &TlsStore) -> io::Result<TlsStream<TcpStream>> {
+    stream.set_nodelay(true)?;
+    let mut config = ServerConfig::clone(&tls.current().await.server);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    TlsAcceptor::from(Arc::new(config)).accept(stream).await
 }
 
 /// Expects `name` in the certificate of the server.

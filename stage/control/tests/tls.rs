@@ -7,10 +7,12 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use splitmodel_control::config::TlsConfig;
 use splitmodel_control::{
-    ClientError, Conditioning, ControlClient, ControlHandler, ControlService, HandlerError, ServeError, StageStatus,
-    StatusHub, serve,
+    ClientError, Conditioning, ControlClient, ControlHandler, ControlService, HandlerError, StageStatus, StatusHub,
+    serve,
 };
-use tokio::net::TcpListener;
+use splitmodel_link::TlsStore;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
 
 const WAIT: Duration = Duration::from_secs(20);
 
@@ -53,12 +55,13 @@ fn files(dir: &Path, name: &str, signer: &Authority, trusted: &Authority) -> Tls
     config
 }
 
-async fn start(tls: TlsConfig) -> String {
+async fn start(tls: &TlsConfig) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let hub = StatusHub::new(StageStatus { chain: "tls".into(), ..StageStatus::default() });
     let service = ControlService::new(hub, Arc::new(Nothing));
-    tokio::spawn(async move { serve(listener, service, Some(&tls), std::future::pending()).await });
+    let store = TlsStore::from_pem_files(&tls.ca, &tls.cert, &tls.key).unwrap();
+    tokio::spawn(serve(listener, service, Some(store), std::future::pending()));
     address
 }
 
@@ -74,7 +77,7 @@ async fn only_the_right_certificates_pass() {
     let good = files(&dir.path().join("good"), "cli.test", &ours, &ours);
     let strange_leaf = files(&dir.path().join("leaf"), "cli.test", &theirs, &ours);
     let strange_ca = files(&dir.path().join("ca"), "cli.test", &ours, &theirs);
-    let address = start(server).await;
+    let address = start(&server).await;
 
     let status = ask(ControlClient::connect_tls(&address, "stage-0.test", &good, WAIT).await).await.unwrap();
     assert_eq!(status.chain, "tls");
@@ -93,11 +96,49 @@ async fn only_the_right_certificates_pass() {
 async fn a_missing_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let ca = authority();
-    let mut tls = files(dir.path(), "a.test", &ca, &ca);
-    tls.key = dir.path().join("gone.pem");
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let service = ControlService::new(StatusHub::new(StageStatus::default()), Arc::new(Nothing));
-    let error = serve(listener, service, Some(&tls), std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ServeError::Tls(_)), "{error:?}");
+    let server = files(&dir.path().join("server"), "a.test", &ca, &ca);
+    let mut client = files(&dir.path().join("client"), "cli.test", &ca, &ca);
+    client.key = dir.path().join("gone.pem");
+    let address = start(&server).await;
+    let error = ControlClient::connect_tls(&address, "a.test", &client, WAIT).await.unwrap_err();
+    assert!(matches!(error, ClientError::Tls(_)), "{error:?}");
     assert!(error.to_string().contains("link.tls.key") && error.to_string().contains("gone.pem"), "{error}");
+}
+
+#[tokio::test]
+async fn replaced_certificates_count_from_the_next_connection_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (authority(), authority());
+    let [server, client] = ["server", "client"].map(|n| dir.path().join(n));
+    let tls = files(&server, "a.test", &old, &old);
+    let before = files(&client, "cli.test", &old, &old);
+    let address = start(&tls).await;
+    let mut running = ControlClient::connect_tls(&address, "a.test", &before, WAIT).await.unwrap();
+    running.status().await.unwrap();
+
+    files(&server, "a.test", &new, &new);
+    ask(ControlClient::connect_tls(&address, "a.test", &before, WAIT).await).await.expect_err("the old authority");
+    let trusting = files(&dir.path().join("trusting"), "cli.test", &old, &new);
+    ask(ControlClient::connect_tls(&address, "a.test", &trusting, WAIT).await).await.expect_err("the old certificate");
+    running.status().await.expect("a running connection stays");
+    let after = files(&client, "cli.test", &new, &new);
+    ask(ControlClient::connect_tls(&address, "a.test", &after, WAIT).await).await.unwrap();
+
+    std::fs::write(&tls.cert, "no PEM").unwrap();
+    ask(ControlClient::connect_tls(&address, "a.test", &after, WAIT).await).await.expect("the last good one");
+}
+
+#[tokio::test]
+async fn silent_strangers_keep_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = authority();
+    let address = start(&files(&dir.path().join("server"), "a.test", &ca, &ca)).await;
+    let client = files(&dir.path().join("client"), "cli.test", &ca, &ca);
+    let mut strangers = Vec::new();
+    for _ in 0..65 {
+        strangers.push(TcpStream::connect(&address).await.unwrap());
+    }
+    ask(ControlClient::connect_tls(&address, "a.test", &client, WAIT).await).await.unwrap();
+    let read = tokio::time::timeout(Duration::from_secs(5), strangers[0].read(&mut [0])).await.expect("it had to go");
+    assert!(matches!(read, Ok(0) | Err(_)));
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
@@ -18,13 +19,13 @@ use crate::error::LinkError;
 use crate::setup::{
     Agreed, Hello, MINOR, Refusal, RefusalCode, Setup, Side, check, read_hello, write_refusal, write_setup,
 };
-use crate::tls::{TlsConfig, TlsError, check_name, server_name, stage_name};
+use crate::tls::{TlsError, TlsStore, check_name, server_name, stage_name};
 
 /// How to dial a peer.
 #[derive(Clone, Debug)]
 pub struct Dialer {
     /// TLS, and the DNS name that the peer's certificate must carry (see [`stage_name`]); `None` for plain TCP.
-    pub tls: Option<(TlsConfig, String)>,
+    pub tls: Option<(TlsStore, String)>,
     /// What we say of us.
     pub setup: Setup,
     /// Of the connection.
@@ -70,7 +71,7 @@ impl<F: Fn(&Setup) -> Result<Answer, Refusal> + Send + Sync> Decide for F {
 #[derive(Clone)]
 pub struct Acceptor {
     /// TLS; `None` for plain TCP.
-    pub tls: Option<TlsConfig>,
+    pub tls: Option<TlsStore>,
     /// Answers setups.
     pub decide: Arc<dyn Decide>,
     /// Of the connections.
@@ -94,7 +95,7 @@ pub async fn dial(addr: impl ToSocketAddrs, dialer: &Dialer) -> Result<(Connecti
         let stream = TcpStream::connect(addr).await.map_err(|e| LinkError::io("connecting", e))?;
         stream.set_nodelay(true).map_err(|e| LinkError::io("setting TCP_NODELAY", e))?;
         let Some((tls, name)) = &dialer.tls else { return Ok(Transport::Plain(stream)) };
-        let connector = TlsConnector::from(Arc::clone(&tls.client));
+        let connector = TlsConnector::from(tls.current().await.client);
         let stream =
             connector.connect(server_name(name)?, stream).await.map_err(|e| LinkError::io("the TLS handshake", e))?;
         Ok(Transport::Tls(Box::new(stream.into())))
@@ -126,13 +127,42 @@ fn agree(ours: &Setup, theirs: &Setup, minor: u16, side: Side) -> Result<Agreed,
 /// # Errors
 /// [`LinkError`]; [`LinkError::Refusing`] with what the peer was told.
 pub async fn accept(stream: TcpStream, acceptor: &Acceptor) -> Result<(Connection, Agreed), LinkError> {
+    let ((), connection, agreed) = accept_with(stream, acceptor, || Ok(())).await?;
+    Ok((connection, agreed))
+}
+
+/// Agrees with a peer that dialled us and puts the connection into `inbox`. A peer that finds no place there is refused as
+/// busy before [`Decide`] hears of it, and may come again.
+///
+/// # Errors
+/// As [`accept`].
+pub async fn accept_into(
+    stream: TcpStream,
+    acceptor: &Acceptor,
+    inbox: &mpsc::Sender<(Connection, Agreed)>,
+) -> Result<(), LinkError> {
+    let place = || inbox.try_reserve().map_err(|_| Refusal::new(RefusalCode::Busy, FULL));
+    let (place, connection, agreed) = accept_with(stream, acceptor, place).await?;
+    place.send((connection, agreed));
+    Ok(())
+}
+
+const FULL: &str = "this stage has no place for another connection now; another attempt may find one";
+
+/// Agrees with a peer for whom `place` has something.
+async fn accept_with<P>(
+    stream: TcpStream,
+    acceptor: &Acceptor,
+    place: impl FnOnce() -> Result<P, Refusal>,
+) -> Result<(P, Connection, Agreed), LinkError> {
     let until = Instant::now() + acceptor.deadline;
     let late = LinkError::Deadline { after: acceptor.deadline };
     stream.set_nodelay(true).map_err(|e| LinkError::io("setting TCP_NODELAY", e))?;
     let mut stream = match &acceptor.tls {
         None => Transport::Plain(stream),
         Some(tls) => {
-            let handshake = TlsAcceptor::from(Arc::clone(&tls.server)).accept(stream).into_fallible();
+            let handshake =
+                async { TlsAcceptor::from(tls.current().await.server).accept(stream).into_fallible().await };
             match timeout_at(until, handshake).await {
                 Err(_) => return Err(late),
                 Ok(Ok(stream)) => Transport::Tls(Box::new(stream.into())),
@@ -143,24 +173,30 @@ pub async fn accept(stream: TcpStream, acceptor: &Acceptor) -> Result<(Connectio
             }
         }
     };
-    match timeout_at(until, answer(&mut stream, acceptor)).await.unwrap_or(Err(late)) {
-        Ok(agreed) => Ok((stream.start(&agreed, acceptor.options.clone()), agreed)),
+    match timeout_at(until, answer(&mut stream, acceptor, place)).await.unwrap_or(Err(late)) {
+        Ok((place, agreed)) => Ok((place, stream.start(&agreed, acceptor.options.clone()), agreed)),
         Err(e) => Err(stream.part(e).await),
     }
 }
 
-async fn answer(stream: &mut Transport, acceptor: &Acceptor) -> Result<Agreed, LinkError> {
+async fn answer<P>(
+    stream: &mut Transport,
+    acceptor: &Acceptor,
+    place: impl FnOnce() -> Result<P, Refusal>,
+) -> Result<(P, Agreed), LinkError> {
     let (theirs, minor) = match read_hello(stream).await? {
         Hello::Setup(theirs, minor) => (theirs, minor),
         Hello::Refusal(refusal) => return Err(LinkError::Refused(*refusal)),
     };
+    // First: a decision may be for once only.
+    let place = place().map_err(LinkError::Refusing)?;
     let answer = acceptor.decide.decide(&theirs).map_err(LinkError::Refusing)?;
     stream.check_peer(&answer.peer_name).map_err(|e| {
         LinkError::Refusing(Refusal::new(RefusalCode::Identity, format!("as stage {}: {e}", theirs.stage)))
     })?;
     let agreed = agree(&answer.setup, &theirs, minor, Side::Acceptor)?;
     write_setup(stream, &answer.setup).await?;
-    Ok(agreed)
+    Ok((place, agreed))
 }
 
 /// TCP, with or without TLS.

@@ -231,6 +231,21 @@ pub enum ErrorClass {
 }
 
 impl ErrorClass {
+    /// The name, as logs and traces show it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::Unsupported => "unsupported",
+            Self::Backend => "backend",
+            Self::Io => "io",
+            Self::Timeout => "timeout",
+            Self::Busy => "busy",
+            Self::Protocol => "protocol",
+            Self::PeerLost => "peer_lost",
+        }
+    }
+
     /// The class with this number, if there is one.
     #[must_use]
     pub fn from_number(n: u16) -> Option<Self> {

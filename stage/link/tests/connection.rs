@@ -278,7 +278,7 @@ async fn broken_protocol_is_answered_and_ends_the_connection() {
         bytes(&Message::Frame(splitmodel_link::frame::Frame { sections: vec![later], ..Default::default() }));
     unsupported[32..34].copy_from_slice(&2u16.to_le_bytes());
     let mut long = bytes(&frame(0, 1));
-    long[16..20].copy_from_slice(&60_000u32.to_le_bytes());
+    long[24..28].copy_from_slice(&(20u32 << 20).to_le_bytes());
     let five: Vec<u8> = (0..5).flat_map(|n| bytes(&frame(n, 1))).collect();
     let errors: Vec<u8> = (0..100).flat_map(|_| bytes(&Message::Error(report("again")))).collect();
     let errors_and_frame = [&errors[..errors.len() / 100 * 68], &bytes(&frame(0, 1))].concat();
@@ -344,17 +344,25 @@ async fn pings_are_answered_and_a_flood_of_them_does_not_grow() {
     assert!(a.sender.traffic().sent <= 10_001);
 }
 
+/// A frame of `rows` rows with as many sections as a message may have.
+fn full(rows: u32) -> Message {
+    let Message::Frame(mut frame) = frame(9, rows) else { panic!("a frame") };
+    frame.sections = vec![Section::Unknown { kind: 1000, flags: 0, body: vec![7; (4 << 20) - 8] }];
+    Message::Frame(frame)
+}
+
 #[tokio::test(start_paused = true)]
 async fn messages_that_cannot_be_sent_are_refused_at_once() {
     let (a, mut b) = pair(4096, |s| {
-        s.max_message_bytes = 8192;
+        s.max_message_bytes = 32 + (4 << 20) + 48;
         s.n_ubatch = 1;
     });
-    for bad in [frame(0, 1000), samples()[0].1.clone()] {
+    for bad in [full(2), samples()[0].1.clone()] {
         assert!(matches!(a.sender.send(bad).await, Err(SendError::Invalid(_))));
     }
-    a.sender.send(frame(1, 1)).await.unwrap();
-    assert_eq!(seq(&message(&mut b.receiver).await), 1);
+    // The largest frame of these stages goes over.
+    a.sender.send(full(1)).await.unwrap();
+    assert_eq!(message(&mut b.receiver).await.message, full(1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,64 +6,14 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::meet::{acceptor, dialer, meet, refusal, stage_1, tls, tls_error, works};
 use common::pki::{Ca, load};
-use common::{frame, options, setup};
+use common::setup;
 use splitmodel_link::setup::{Refusal, RefusalCode, Role, Setup, read_hello, write_setup};
 use splitmodel_link::tls::{TlsError, stage_name};
-use splitmodel_link::{
-    Acceptor, Agreed, Answer, Connection, Dialer, Event, LinkError, Message, TlsConfig, accept, dial,
-};
+use splitmodel_link::{Acceptor, Answer, Dialer, Event, LinkError, Message, TlsConfig, accept, dial};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-
-const DEADLINE: Duration = Duration::from_secs(20);
-
-type Outcome = Result<(Connection, Agreed), LinkError>;
-
-fn dialer(tls: Option<(TlsConfig, String)>) -> Dialer {
-    Dialer { tls, setup: setup(Role::Data, 0), options: options(DEADLINE), deadline: DEADLINE }
-}
-
-fn acceptor(
-    tls: Option<TlsConfig>,
-    decide: impl Fn(&Setup) -> Result<Answer, Refusal> + Send + Sync + 'static,
-) -> Acceptor {
-    Acceptor { tls, decide: Arc::new(decide), options: options(DEADLINE), deadline: DEADLINE }
-}
-
-/// Answers as stage 1.
-fn stage_1(theirs: &Setup) -> Result<Answer, Refusal> {
-    Ok(Answer::new(setup(Role::Data, 1), theirs))
-}
-
-/// Dials an acceptor over loopback; the outcome at both ends.
-async fn meet(dialer: &Dialer, acceptor: &Acceptor) -> (Outcome, Outcome) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::join!(dial(addr, dialer), async {
-        let (stream, _) = listener.accept().await.unwrap();
-        accept(stream, acceptor).await
-    })
-}
-
-/// A frame goes over and is understood.
-async fn works((a, b): (Outcome, Outcome)) -> (Agreed, Agreed) {
-    let ((a, there), (mut b, back)) = (a.unwrap(), b.unwrap());
-    a.sender.send(frame(5, 64)).await.unwrap();
-    match b.receiver.next().await {
-        Some(Event::Message(inbound)) => assert_eq!(inbound.message, frame(5, 64)),
-        other => panic!("{other:?}"),
-    }
-    (there, back)
-}
-
-#[track_caller]
-fn refusal(outcome: Outcome) -> Refusal {
-    match outcome {
-        Err(LinkError::Refused(r) | LinkError::Refusing(r)) => r,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[tokio::test]
 async fn plain_tcp() {
@@ -151,19 +101,6 @@ async fn silence_has_a_deadline_on_both_sides() {
     assert!(matches!(dial(addr, &dialer).await, Err(LinkError::Io { what: "connecting", .. })));
 }
 
-/// The usual parties of a TLS test: stage 0 dials stage 1.
-fn tls(ca: &Ca) -> (Dialer, Acceptor) {
-    let dialer = dialer(Some((ca.config(&stage_name("smol", 0)), stage_name("smol", 1))));
-    (dialer, acceptor(Some(ca.config(&stage_name("smol", 1))), stage_1))
-}
-
-fn tls_error(outcome: Outcome) -> TlsError {
-    match outcome {
-        Err(LinkError::Tls(e)) => e,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[tokio::test]
 async fn certificates_of_one_ca_and_the_right_names() {
     let ca = Ca::new("chain");
@@ -178,7 +115,7 @@ async fn a_dialler_of_another_ca_is_rejected() {
     // It trusts our CA, but its own certificate is of another.
     let [_, cert, key] = other.files(&stage_name("smol", 0), |_| {});
     let [trusted, ..] = ca.files("trusted", |_| {});
-    dialer.tls = Some((load(&[trusted, cert, key]).unwrap(), stage_name("smol", 1)));
+    dialer.tls = Some((load(&[trusted, cert, key]).unwrap().into(), stage_name("smol", 1)));
     let (a, b) = meet(&dialer, &acceptor).await;
     assert_eq!(tls_error(b), TlsError::UnknownCa);
     assert!(matches!(tls_error(a), TlsError::Rejected(_)));
@@ -188,7 +125,7 @@ async fn a_dialler_of_another_ca_is_rejected() {
 async fn an_acceptor_of_another_ca_is_rejected() {
     let (ca, other) = (Ca::new("chain"), Ca::new("chain"));
     let (dialer, mut acceptor) = tls(&ca);
-    acceptor.tls = Some(other.config(&stage_name("smol", 1)));
+    acceptor.tls = Some(other.config(&stage_name("smol", 1)).into());
     let (a, b) = meet(&dialer, &acceptor).await;
     assert_eq!(tls_error(a), TlsError::UnknownCa);
     assert!(matches!(tls_error(b), TlsError::Rejected(_)));
@@ -198,7 +135,7 @@ async fn an_acceptor_of_another_ca_is_rejected() {
 async fn the_wrong_stage_at_the_address_is_noticed() {
     let ca = Ca::new("chain");
     let (dialer, mut acceptor) = tls(&ca);
-    acceptor.tls = Some(ca.config(&stage_name("smol", 2)));
+    acceptor.tls = Some(ca.config(&stage_name("smol", 2)).into());
     let (a, b) = meet(&dialer, &acceptor).await;
     assert_eq!(tls_error(a), TlsError::WrongName { expected: "stage-1.smol".into() });
     assert!(matches!(tls_error(b), TlsError::Rejected(_)));
@@ -209,7 +146,7 @@ async fn a_dialler_with_the_certificate_of_another_stage_is_refused() {
     let ca = Ca::new("chain");
     let (mut dialer, acceptor) = tls(&ca);
     for wrong in [stage_name("smol", 2), stage_name("other", 0)] {
-        dialer.tls = Some((ca.config(&wrong), stage_name("smol", 1)));
+        dialer.tls = Some((ca.config(&wrong).into(), stage_name("smol", 1)));
         let (a, b) = meet(&dialer, &acceptor).await;
         let (told, found) = (refusal(a), refusal(b));
         assert_eq!(told, found);
@@ -232,7 +169,7 @@ async fn no_certificate_is_not_enough() {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    dialer.tls = Some((TlsConfig { client: Arc::new(nameless), ..config }, stage_name("smol", 1)));
+    dialer.tls = Some((TlsConfig { client: Arc::new(nameless), ..config }.into(), stage_name("smol", 1)));
     let (a, b) = meet(&dialer, &acceptor).await;
     assert_eq!(tls_error(b), TlsError::NoCertificate);
     assert!(matches!(tls_error(a), TlsError::Rejected(_)));
@@ -242,11 +179,11 @@ async fn no_certificate_is_not_enough() {
 async fn expired_certificates_are_rejected() {
     let ca = Ca::new("chain");
     let (mut dialer, acceptor_good) = tls(&ca);
-    let acceptor = Acceptor { tls: Some(ca.expired(&stage_name("smol", 1))), ..acceptor_good.clone() };
+    let acceptor = Acceptor { tls: Some(ca.expired(&stage_name("smol", 1)).into()), ..acceptor_good.clone() };
     let (a, b) = meet(&dialer, &acceptor).await;
     assert_eq!(tls_error(a), TlsError::Expired);
     assert!(matches!(tls_error(b), TlsError::Rejected(_)));
-    dialer.tls = Some((ca.expired(&stage_name("smol", 0)), stage_name("smol", 1)));
+    dialer.tls = Some((ca.expired(&stage_name("smol", 0)).into(), stage_name("smol", 1)));
     let (a, b) = meet(&dialer, &acceptor_good).await;
     assert_eq!(tls_error(b), TlsError::Expired);
     assert!(matches!(tls_error(a), TlsError::Rejected(_)));
@@ -296,5 +233,11 @@ fn files_that_are_no_certificates_are_named() {
     }
     let [ca, cert, _] = good;
     let [_, _, key] = other;
-    assert!(matches!(load(&[ca, cert, key]), Err(TlsError::Config(_))), "the key is of another certificate");
+    match load(&[ca, cert.clone(), key.clone()]) {
+        Err(TlsError::File { path, why }) => {
+            assert_eq!(path, key, "the key is of another certificate");
+            assert!(why.contains(cert.to_str().unwrap()), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
 }

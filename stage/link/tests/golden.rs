@@ -88,7 +88,7 @@ fn preface_and_documents() {
         + &"ab".repeat(32)
         + r#"","n_embd":4,"activations":"f32","lanes":4,"n_ctx":1024,"n_ubatch":64,"#
         + r#""instance":"00000000000000000000000000000003","cache_generation":0,"credits":4,"#
-        + r#""max_message_bytes":1048576,"versions":{"software":"0.1.0","llama_cpp":"b1234"},"features":[]}"#;
+        + r#""max_message_bytes":16777216,"versions":{"software":"0.1.0","llama_cpp":"b1234"},"features":[]}"#;
     let mut golden = hex("53504c544d444c01 0100 0000 00 000000");
     golden.extend_from_slice(&(document.len() as u32).to_le_bytes());
     golden.extend_from_slice(document.as_bytes());

@@ -34,6 +34,33 @@ fn what_may_differ_does() {
     check(&a, &b, Side::Dialler).unwrap();
 }
 
+/// The largest frame of [`setup`]: a header, sections to their limit, and 64 rows of 32 bytes and four floats.
+const FULL: u64 = 32 + (4 << 20) + 64 * (32 + 16);
+
+#[test]
+fn the_largest_message_holds_every_frame() {
+    let (mut a, mut b) = (setup(Role::Data, 0), setup(Role::Data, 1));
+    (a.max_message_bytes, b.max_message_bytes) = (FULL, FULL);
+    check(&a, &b, Side::Dialler).unwrap();
+    for s in [&mut a, &mut b] {
+        s.n_ubatch = 65;
+    }
+    let refusal = check(&a, &b, Side::Dialler).unwrap_err();
+    let need = (FULL + 48).to_string();
+    for part in ["max_message_bytes", "`n_ubatch` = 65", need.as_str()] {
+        assert!(refusal.message.contains(part), "{part} is not in: {refusal}");
+    }
+    for s in [&mut a, &mut b] {
+        // Two bytes a float and four a row.
+        s.activations = ActivationDtype::F16;
+        s.n_ubatch = 64 * 48 / 44;
+    }
+    check(&a, &b, Side::Dialler).unwrap();
+    a.n_ubatch = u32::MAX;
+    b.n_ubatch = u32::MAX;
+    check(&a, &b, Side::Dialler).unwrap_err();
+}
+
 /// The peer's setup changed in one field: what both sides say of it.
 #[test]
 fn every_difference_is_named_with_both_values() {
@@ -62,7 +89,7 @@ fn every_difference_is_named_with_both_values() {
         (Adjacency, "layers", "[0, 4) of 12", "[4, 13) of 12", |s| s.layers[1] = 13),
         (Adjacency, "layers", "[0, 4) of 12", "[4294967295, 0) of 12", |s| s.layers = [u32::MAX, 0]),
         (Shape, "credits", "4", "0", |s| s.credits = 0),
-        (Shape, "max_message_bytes", "1048576", "3103", |s| s.max_message_bytes = 32 + 64 * 48 - 1),
+        (Shape, "max_message_bytes", "16777216", "4197407", |s| s.max_message_bytes = FULL - 1),
     ];
     for (code, field, ours, theirs, change) in cases {
         let (a, mut b) = (setup(Role::Data, 0), setup(Role::Data, 1));

@@ -48,7 +48,8 @@ impl Default for LinkConfig {
     }
 }
 
-/// Certificates of this stage, PEM files. They serve the links and the control service alike.
+/// Certificates of this stage, PEM files. They serve the links and the control service alike, and are read again when they
+/// were replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 
 use super::{InstanceId, MINOR, Refusal, RefusalCode, Role, Setup};
-use crate::codec::{ActivationDtype, HEADER_BYTES, Limits, Shape};
+use crate::codec::{ActivationDtype, HEADER_BYTES, Limits, MAX_SECTION_BYTES, Shape};
 use crate::frame::RawRow;
 
 /// Which end of the connection we are.
@@ -124,17 +124,21 @@ fn check_adjacent(ours: &Setup, theirs: &Setup, side: Side) -> Result<(), Refusa
     Ok(())
 }
 
-/// A connection on which nothing, or no full frame, could ever be sent is no connection.
+/// A connection on which nothing could ever be sent, or not every frame, is no connection.
 fn check_range(ours: &Setup, theirs: &Setup) -> Result<(), Refusal> {
     if ours.credits == 0 || theirs.credits == 0 {
         let remedy = "each side must accept at least one message";
         return Err(Refusal::differ(RefusalCode::Shape, "credits", ours.credits, theirs.credits, remedy));
     }
     let row = size_of::<RawRow>() as u64 + ours.activations.row_bytes(ours.n_embd);
-    let need = u64::from(ours.n_ubatch).saturating_mul(row).saturating_add(HEADER_BYTES as u64);
+    let rows = u64::from(ours.n_ubatch).saturating_mul(row);
+    let need = rows.saturating_add(HEADER_BYTES as u64 + MAX_SECTION_BYTES);
     let (a, b) = (ours.max_message_bytes, theirs.max_message_bytes);
     if a.min(b) < need {
-        let remedy = format!("a frame of `n_ubatch` rows takes {need} bytes: raise the limit or lower `n_ubatch`");
+        let remedy = format!(
+            "a frame of `n_ubatch` = {} rows with its sections takes up to {need} bytes: raise the limit or lower `n_ubatch`",
+            ours.n_ubatch
+        );
         return Err(Refusal::differ(RefusalCode::Shape, "max_message_bytes", a, b, &remedy));
     }
     Ok(())

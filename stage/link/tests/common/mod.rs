@@ -3,6 +3,7 @@
 
 pub mod from_bytes;
 pub mod fuzz;
+pub mod meet;
 pub mod pki;
 
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub fn setup(role: Role, stage: u16) -> Setup {
         instance: InstanceId(u128::from(stage) + 1),
         cache_generation: 0,
         credits: 4,
-        max_message_bytes: 1 << 20,
+        max_message_bytes: 16 << 20,
         versions: Versions { software: "0.1.0".into(), llama_cpp: "b1234".into() },
         features: vec![],
     }

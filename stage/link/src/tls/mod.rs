@@ -1,10 +1,15 @@
 //! Certificates on both sides: TLS 1.3 by rustls, and the name that a stage's certificate must carry.
 
+mod store;
+
+pub use store::TlsStore;
+
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::verify_server_name;
+use rustls::client::{Resumption, verify_server_name};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
@@ -21,9 +26,6 @@ pub enum TlsError {
         /// What is wrong with it.
         why: String,
     },
-    /// Certificate, key and CA do not make a configuration.
-    #[error("certificate, key and CA do not go together: {0}")]
-    Config(String),
     /// The expected name of a peer is no DNS name.
     #[error("{0:?} is no DNS name: name the chain with letters, digits and dashes")]
     Name(String),
@@ -101,60 +103,64 @@ pub struct TlsConfig {
 }
 
 impl TlsConfig {
-    /// Reads CA certificates, our certificate chain (leaf first) and its key, all PEM.
+    /// Reads CA certificates, our certificate chain (leaf first) and its key, all PEM. [`TlsStore`] reads them again when
+    /// they were replaced.
     ///
     /// # Errors
-    /// [`TlsError::File`] with the file, or [`TlsError::Config`].
+    /// [`TlsError::File`] with the file.
     pub fn from_pem_files(ca: &Path, cert: &Path, key: &Path) -> Result<Self, TlsError> {
-        let bad = |path: &Path, why: &dyn std::fmt::Display| TlsError::File { path: path.into(), why: why.to_string() };
-        let read = |path: &Path| std::fs::read(path).map_err(|e| bad(path, &e));
-        let certificates = |path: &Path| -> Result<Vec<_>, TlsError> {
-            let list: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
-            match list {
-                Ok(list) if list.is_empty() => Err(bad(path, &"no certificate in it; PEM is expected")),
-                Ok(list) => Ok(list),
-                Err(e) => Err(bad(path, &e)),
-            }
-        };
-        let key_der = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|e| bad(key, &e))?;
-        Self::from_der(certificates(ca)?, certificates(cert)?, key_der)
+        let paths = [ca, cert, key].map(Path::to_path_buf);
+        Self::from_pem(&paths, &store::read(&paths)?)
     }
 
-    /// The same from DER.
-    ///
-    /// # Errors
-    /// [`TlsError::Config`] when the parts do not go together.
-    pub fn from_der(
-        ca: Vec<CertificateDer<'static>>,
-        chain: Vec<CertificateDer<'static>>,
-        key: PrivateKeyDer<'static>,
+    /// The same from what is in the files.
+    fn from_pem(
+        [ca, cert, key]: &[PathBuf; 3],
+        [ca_pem, cert_pem, key_pem]: &store::Content,
     ) -> Result<Self, TlsError> {
-        fn config(e: impl std::fmt::Display) -> TlsError {
-            TlsError::Config(e.to_string())
-        }
         let mut roots = RootCertStore::empty();
-        for certificate in ca {
-            roots.add(certificate).map_err(config)?;
+        for authority in certificates(ca, ca_pem)? {
+            roots.add(authority).map_err(|e| bad(ca, e))?;
         }
         let roots = Arc::new(roots);
+        let chain = certificates(cert, cert_pem)?;
+        let key_der = PrivateKeyDer::from_pem_slice(key_pem).map_err(|e| bad(key, e))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let only = &[&rustls::version::TLS13];
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
             .build()
-            .map_err(config)?;
-        let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .map_err(|e| bad(ca, e))?;
+        // Of what can go wrong here, the key is the most likely: it was replaced before or after its certificate.
+        let pair = |e: rustls::Error| bad(key, format!("with the certificate in {}: {e}", cert.display()));
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(only)
-            .map_err(config)?
+            .map_err(pair)?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(config)?;
-        let client = ClientConfig::builder_with_provider(provider)
+            .with_single_cert(chain.clone(), key_der.clone_key())
+            .map_err(pair)?;
+        let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(only)
-            .map_err(config)?
+            .map_err(pair)?
             .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key)
-            .map_err(config)?;
+            .with_client_auth_cert(chain, key_der)
+            .map_err(pair)?;
+        // Every handshake shows certificates of now: a resumed session would live by those of the past.
+        server.send_tls13_tickets = 0;
+        client.resumption = Resumption::disabled();
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
+    }
+}
+
+fn bad(path: &Path, why: impl Display) -> TlsError {
+    TlsError::File { path: path.into(), why: why.to_string() }
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let list: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match list {
+        Ok(list) if list.is_empty() => Err(bad(path, "no certificate in it; PEM is expected")),
+        Ok(list) => Ok(list),
+        Err(e) => Err(bad(path, e)),
     }
 }
 
