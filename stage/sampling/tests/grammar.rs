@@ -304,3 +304,112 @@ proptest! {
         check(&mut sampler, back - 1);
     }
 }
+
+#[test]
+fn what_was_checked_is_not_compiled_again() {
+    let factory = factory();
+    let one = spec(object(json!({"a": {"enum": ["red"]}, "b": {"type": "integer"}})));
+    let other = spec(object(json!({"b": {"type": "integer"}, "a": {"enum": ["red"]}})));
+    assert!(!factory.is_compiled(&one));
+    factory.check(&one).unwrap();
+    assert!(factory.clone().is_compiled(&one));
+    // The order of properties is the order in the text, where the build keeps it.
+    let sorted = json!({"b": 1, "a": 2}).to_string().starts_with("{\"a\"");
+    assert_eq!(factory.is_compiled(&other), sorted);
+    // A refusal is not kept.
+    let bad = spec(json!({"type": "no-such-type"}));
+    factory.check(&bad).unwrap_err();
+    assert!(!factory.is_compiled(&bad));
+}
+
+#[test]
+fn sessions_of_one_compiled_grammar_do_not_touch_each_other() {
+    let factory = factory();
+    let config = config(spec(object(json!({"a": {"enum": ["red", "blue"]}}))));
+    let mut one = SessionSampler::new(config.clone(), Some(&factory)).unwrap();
+    let mut two = SessionSampler::new(config.clone(), Some(&factory)).unwrap();
+    let text = b"{\"a\":\"red\"}";
+    for (i, byte) in text.iter().enumerate() {
+        one.commit(i as i32, i32::from(*byte)).unwrap();
+    }
+    // The first is at its end; the second still at its beginning, where nothing but `{` is allowed.
+    let at = text.len() as i32 - 1;
+    assert!([EOS, END_OF_TURN].contains(&one.sample(at, &noise(at, 1), false).unwrap().token));
+    two.commit(0, i32::from(b'x')).unwrap();
+    assert!(matches!(two.sample(0, &noise(0, 1), false), Err(SamplingError::OffGrammar { position: 0 })));
+}
+
+#[test]
+fn only_so_many_grammars_are_kept() {
+    let factory = factory();
+    let grammars: Vec<GrammarSpec> = (0..70).map(|i| spec(json!({"const": i}))).collect();
+    for grammar in &grammars[..64] {
+        factory.check(grammar).unwrap();
+    }
+    assert!(factory.is_compiled(&grammars[0]), "used last now");
+    for grammar in &grammars[64..] {
+        factory.check(grammar).unwrap();
+    }
+    let kept: Vec<usize> = (0..70).filter(|i| factory.is_compiled(&grammars[*i])).collect();
+    assert_eq!(kept, std::iter::once(0).chain(7..70).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_would_take_too_long_or_too_much_stack_is_refused_or_answered() {
+    let factory = factory();
+    let properties = |n: usize| (0..n).map(|i| (format!("p{i}"), json!(true))).collect::<serde_json::Map<_, _>>();
+    let wide = json!({"type": "object", "properties": properties(10_000), "additionalProperties": false});
+    let counts = json!({"type": "array", "items": {"type": "string"}, "minItems": 100_000_000});
+    let steps = json!({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]});
+    for schema in [wide, counts, json!({"type": "integer", "multipleOf": 1_000_003}), steps] {
+        assert!(matches!(factory.check(&spec(schema)), Err(SamplingError::InvalidGrammar { .. })));
+    }
+    // As deep as the bounds allow: on a small stack the compiler would fall through.
+    let deep = |n: usize, link: &dyn Fn(String) -> Value| {
+        let mut defs: serde_json::Map<_, _> =
+            (0..n).map(|i| (format!("d{i}"), link(format!("#/$defs/d{}", i + 1)))).collect();
+        defs.insert(format!("d{n}"), json!({"type": "boolean"}));
+        json!({"$ref": "#/$defs/d0", "$defs": defs})
+    };
+    let caller = std::thread::Builder::new().stack_size(512 << 10);
+    let answered = caller.spawn(move || {
+        factory.check(&spec(deep(2900, &|next| json!({"$ref": next})))).unwrap();
+        factory.check(&spec(deep(700, &|next| object(json!({"x": {"$ref": next}}))))).unwrap();
+        let list = properties(500);
+        factory.check(&spec(json!({"type": "object", "properties": list, "additionalProperties": false}))).unwrap();
+    });
+    answered.unwrap().join().unwrap();
+}
+
+#[test]
+fn refusals_are_in_words_for_those_who_wrote_the_grammar() {
+    let factory = factory();
+    let patterns: Vec<Value> = ('a'..'m').map(|c| json!({"pattern": format!("^.*{c}.*$")})).collect();
+    let table = [
+        (json!({"oneOf": [{"const": 1}, {"const": 2}]}), "`oneOf` is not supported; use `anyOf`"),
+        (json!({"type": "object", "propertyNames": {}, "if": {}}), "these keywords are not supported: \"if\", "),
+        (json!({"type": "no-such-type"}), "Invalid type: no-such-type"),
+        (json!({"type": "string", "pattern": "(["}), "a regular expression cannot be read: unclosed character class"),
+        (json!({"type": "string", "pattern": "^(?=a)"}), "a regular expression cannot be read: look-around"),
+        (json!({"type": "string", "format": "no-such-format"}), "Unknown format: no-such-format"),
+        (json!({"type": "string", "minLength": 3, "maxLength": 2}), "no value can match it: minLength (3) is greater"),
+        (json!({"type": "string", "minLength": -3}), "Expected positive integer for 'minLength'"),
+        (json!({"type": "string", "pattern": "^a$", "minLength": 3}), "no value can match it"),
+        (json!({"$ref": "#"}), "no text can match it"),
+        (json!({"$ref": "http://127.0.0.1/x.json"}), "`$ref` must lead to a place in the schema itself"),
+        (json!({"$ref": "#/$defs/missing"}), "Reference segment '$defs' not found"),
+        (json!({"type": "number", "minimum": -1e308, "maximum": 1e-308}), "the bounds of a number"),
+        (json!({"type": "object", "properties": 5}), "properties must be an object"),
+        (json!({"allOf": vec![json!({"properties": {"a": {}}}); 950]}), "too complex"),
+        (json!({"type": "string", "allOf": patterns}), "too complex"),
+    ];
+    let mut wrong = Vec::new();
+    for (schema, words) in table {
+        match factory.check(&spec(schema.clone())) {
+            Err(SamplingError::InvalidGrammar { reason, .. })
+                if reason.contains(words) && !reason.contains(['\n', '<', '>']) => {}
+            other => wrong.push(format!("{words}: {other:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -1,28 +1,36 @@
 //! Grammars over the model's vocabulary, by llguidance.
 
-use std::sync::Arc;
+mod bounds;
+mod cache;
+mod compile;
+mod words;
 
-use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
-use serde_json::{Value, json};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::{Matcher, ParserFactory};
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use crate::{GrammarSpec, SamplingError, Token};
+use cache::{Cache, Compiled};
 
 /// Longest piece a grammar can use; longer ones are never chosen while a grammar is on.
 const MAX_PIECE: usize = 1000;
 /// Bounds of toktrie's packed nodes.
 const MAX_VOCAB: usize = 1 << 22;
 const MAX_BYTES: usize = (1 << 22) - 1;
-/// At most one blank or a line break with indentation between JSON tokens: without a bound a small model may emit
-/// white space until its budget ends.
-const WHITESPACE: &str = r"( |\r?\n[ \t]{0,20})";
-
 struct Inner {
     parsers: ParserFactory,
     eog: Vec<Token>,
+    cache: Mutex<Cache>,
+    /// Compilers that nobody waits for any more.
+    stuck: AtomicUsize,
 }
 
-/// Compiles grammars for one vocabulary. Cheap to clone; shared between threads.
+/// Compiles grammars for one vocabulary, and keeps those it compiled last. Cheap to clone; shared between threads.
+///
+/// What a specification may have is bounded so that compiling takes about 100 ms at most on a core of today. A copy of one
+/// that is kept takes a fraction of a millisecond.
 #[derive(Clone)]
 pub struct GrammarFactory(Arc<Inner>);
 
@@ -70,18 +78,26 @@ impl GrammarFactory {
         let mut parsers =
             ParserFactory::new_simple(&env).map_err(|e| SamplingError::InvalidVocabulary(e.to_string()))?;
         parsers.quiet();
-        parsers.limits_mut().verbose_errors = false;
-        Ok(Self(Arc::new(Inner { parsers, eog: eog.to_vec() })))
+        compile::limit(parsers.limits_mut());
+        let cache = Mutex::new(Cache::default());
+        Ok(Self(Arc::new(Inner { parsers, eog: eog.to_vec(), cache, stuck: AtomicUsize::new(0) })))
     }
 
-    /// Says whether `spec` can be enforced, before any token is made.
+    /// Says whether `spec` can be enforced, before any token is made, and keeps what it compiled: a sampler made with this
+    /// factory soon after does not compile again.
     ///
     /// # Errors
     /// [`SamplingError::InvalidGrammar`] with the reason: broken, unsatisfiable, too large, or using a feature that
     /// cannot be enforced.
     pub fn check(&self, spec: &GrammarSpec) -> Result<(), SamplingError> {
-        // The first mask shows what compiling alone does not: a language without any text.
-        self.matcher(spec)?.compute_mask_or_eos().map(drop).map_err(|e| refused(spec, &e.to_string()))
+        self.compiled(spec).map(drop)
+    }
+
+    /// Whether a sampler for `spec` would find it compiled.
+    #[must_use]
+    pub fn is_compiled(&self, spec: &GrammarSpec) -> bool {
+        let key = cache::key(spec).0;
+        self.cache().get(&key).is_some()
     }
 
     pub(crate) fn eog(&self) -> &[Token] {
@@ -89,49 +105,23 @@ impl GrammarFactory {
     }
 
     fn matcher(&self, spec: &GrammarSpec) -> Result<Matcher, SamplingError> {
-        let grammar = match spec {
-            GrammarSpec::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_options(schema, spec)?),
-            GrammarSpec::JsonObject => {
-                TopLevelGrammar::from_json_schema(with_options(&json!({"type": "object"}), spec)?)
-            }
-            GrammarSpec::Regex(regex) => TopLevelGrammar::from_regex(regex),
-            GrammarSpec::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
-        };
-        let parser = self.0.parsers.create_parser(grammar).map_err(|e| refused(spec, &e.to_string()))?;
-        let matcher = Matcher::new(Ok(parser));
-        match matcher.get_error() {
-            Some(reason) => Err(refused(spec, &reason)),
-            None => Ok(matcher),
-        }
+        let compiled = self.compiled(spec)?;
+        let kept = compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(kept.deep_clone())
     }
-}
 
-/// Compiler options are ours: a caller's own could switch enforcement off.
-fn with_options(schema: &Value, spec: &GrammarSpec) -> Result<Value, SamplingError> {
-    let Value::Object(map) = schema else {
-        return Err(refused(spec, "it must be an object"));
-    };
-    let mut map = map.clone();
-    map.insert("x-guidance".into(), json!({"whitespace_pattern": WHITESPACE}));
-    Ok(Value::Object(map))
-}
+    fn compiled(&self, spec: &GrammarSpec) -> Result<Compiled, SamplingError> {
+        let (key, bytes) = cache::key(spec);
+        if let Some(kept) = self.cache().get(&key) {
+            return Ok(kept);
+        }
+        let compiled: Compiled = Arc::new(Mutex::new(compile::compile(&self.0, spec)?));
+        self.cache().put(key, bytes, compiled.clone());
+        Ok(compiled)
+    }
 
-fn refused(spec: &GrammarSpec, reason: &str) -> SamplingError {
-    let kind = match spec {
-        GrammarSpec::JsonSchema(_) => "JSON schema",
-        GrammarSpec::JsonObject => "JSON object grammar",
-        GrammarSpec::Regex(_) => "regular expression",
-        GrammarSpec::Lark(_) => "Lark grammar",
-    };
-    SamplingError::InvalidGrammar { kind, reason: first_lines(reason) }
-}
-
-/// The engine's messages may carry a backtrace or the whole grammar.
-fn first_lines(reason: &str) -> String {
-    let text = reason.split("<backtrace>").next().unwrap_or_default().trim();
-    match text.char_indices().nth(500) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.0.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -205,7 +195,7 @@ impl GrammarState {
         match self.matcher.try_consume_tokens(&[id]) {
             Ok(1) => self.fed += 1,
             Ok(_) => self.off = Some(index),
-            Err(e) => self.failed = Some(first_lines(&e.to_string())),
+            Err(e) => self.failed = Some(words::clean(&e.to_string())),
         }
     }
 
@@ -251,7 +241,7 @@ impl GrammarState {
                 Ok(Allowed::Tokens { mask, end })
             }
             Err(e) => {
-                let reason = first_lines(&e.to_string());
+                let reason = words::clean(&e.to_string());
                 self.failed = Some(reason.clone());
                 Err(GrammarStop::Failed(reason))
             }
