@@ -163,7 +163,7 @@ impl Answer {
     fn fail(&mut self, error: ApiError) {
         self.choices.iter_mut().for_each(|c| c.generation = None);
         self.record.failed();
-        tracing::warn!(class = error.class.kind(), error = %error, "answer failed");
+        tracing::warn!(class = error.class.label(), error = %error, "answer failed");
         self.ready.push_back(Step::Failed(error));
     }
 }

@@ -1,7 +1,10 @@
 //! What all handlers share.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, ModelCard};
 use crate::error::{ApiError, ErrorClass};
@@ -50,6 +53,12 @@ pub(crate) struct App {
     pub(crate) config: ApiConfig,
     pub(crate) stats: Arc<Stats>,
     pub(crate) specials: Specials,
+    /// Most bytes of text that one token stands for, at least 1.
+    pub(crate) longest_token: usize,
+    /// Requests that are prepared at once: rendered, tokenized, checked.
+    pub(crate) preparing: Arc<Semaphore>,
+    /// The same for what generates nothing.
+    pub(crate) other: Arc<Semaphore>,
     /// Or why there is none, for the client.
     template: Result<ChatTemplate, String>,
     /// Hashes, so that comparing takes the same time whatever the key.
@@ -73,7 +82,21 @@ impl App {
             }),
             None => Err("The model has no chat template; use /v1/completions.".to_owned()),
         };
-        Ok(Self { backend, config, stats: Arc::new(Stats::new()), specials, template, keys })
+        let tokens = 0..i32::try_from(card.n_vocab).unwrap_or(i32::MAX);
+        let longest_token = tokens.map(|t| backend.token_bytes(t).len()).max().unwrap_or(0).max(1);
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Ok(Self {
+            longest_token,
+            preparing: Arc::new(Semaphore::new(cores)),
+            // A long text to be counted must not hold up prompts.
+            other: Arc::new(Semaphore::new(cores.div_ceil(2))),
+            backend,
+            config,
+            stats: Arc::new(Stats::new()),
+            specials,
+            template,
+            keys,
+        })
     }
 
     /// The model's facts.

@@ -23,10 +23,16 @@ pub enum ErrorClass {
     RateLimit,
     /// 500: a fault of the server.
     Internal,
+    /// 500: the model could not compute the answer.
+    Backend,
+    /// 500: a device, file or connection that the answer needs failed.
+    Io,
     /// 501: a feature that this server does not have.
     NotImplemented,
     /// 503: the chain cannot answer now; come back later.
     Unavailable,
+    /// 503: the answer could not begin or go on in time; come back later.
+    Timeout,
 }
 
 impl ErrorClass {
@@ -41,13 +47,13 @@ impl ErrorClass {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::RateLimit => StatusCode::TOO_MANY_REQUESTS,
-            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Internal | Self::Backend | Self::Io => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotImplemented => StatusCode::NOT_IMPLEMENTED,
-            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable | Self::Timeout => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
-    /// OpenAI's `type` of the class; also the label under which metrics count it.
+    /// OpenAI's `type` of the class.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -59,8 +65,29 @@ impl ErrorClass {
             | Self::NotImplemented => "invalid_request_error",
             Self::Authentication => "authentication_error",
             Self::RateLimit => "rate_limit_error",
-            Self::Internal => "server_error",
-            Self::Unavailable => "service_unavailable_error",
+            Self::Internal | Self::Backend | Self::Io => "server_error",
+            Self::Unavailable | Self::Timeout => "service_unavailable_error",
+        }
+    }
+
+    /// The word under which logs and metrics count the class.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        self.code().unwrap_or(self.kind())
+    }
+
+    /// The `code` of errors of this class that have none of their own.
+    #[must_use]
+    pub fn code(self) -> Option<&'static str> {
+        match self {
+            Self::RateLimit => Some("rate_limit_exceeded"),
+            Self::Internal => Some("internal_error"),
+            Self::Backend => Some("backend_error"),
+            Self::Io => Some("io_error"),
+            Self::NotImplemented => Some("not_implemented"),
+            Self::Unavailable => Some("unavailable"),
+            Self::Timeout => Some("timeout"),
+            _ => None,
         }
     }
 }
@@ -107,6 +134,16 @@ impl ApiError {
         Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
     }
 
+    /// The same when a lower bound of the prompt's tokens is known, because counting on would take long.
+    #[must_use]
+    pub fn far_too_long(param: &'static str, at_least: usize, n_ctx: u32) -> Self {
+        let message = format!(
+            "This model's maximum context length is {n_ctx} tokens, but the prompt has at least {at_least} tokens. \
+             Shorten the prompt."
+        );
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    }
+
     /// 500 with a message that tells nothing of the inside.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorClass::Internal, message)
@@ -134,7 +171,7 @@ impl ApiError {
                 message: &self.message,
                 kind: self.class.kind(),
                 param: self.param.as_deref(),
-                code: self.code,
+                code: self.code.or(self.class.code()),
             },
         }
     }

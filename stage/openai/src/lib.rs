@@ -9,6 +9,7 @@ mod error;
 mod http;
 mod observe;
 mod prepare;
+mod serve;
 mod template;
 mod text;
 mod trace;
@@ -21,5 +22,6 @@ pub use backend::{
 };
 pub use error::{ApiError, ErrorBody, ErrorClass, ErrorObject};
 pub use http::router;
+pub use serve::{Door, Missing, ServeLimits, Startup, serve};
 pub use splitmodel_sampling::{GenerationConfig, GrammarSpec};
 pub use trace::TraceParent;

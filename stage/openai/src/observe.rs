@@ -110,7 +110,7 @@ impl Stats {
         let label = HttpLabel {
             http_route: route.to_owned(),
             http_response_status_code: status,
-            error_type: error.map_or("", ErrorClass::kind),
+            error_type: error.map_or("", ErrorClass::label),
         };
         self.http.get_or_create(&label).inc();
     }

@@ -17,9 +17,13 @@ use crate::error::ApiError;
 use crate::http::body;
 use crate::http::layers::Arrival;
 use crate::http::reply::{Reply, Shape};
-use crate::prepare;
+use crate::prepare::{self, off_thread};
+use crate::serve::HalfClosed;
 use crate::types::chat::ChatRequest;
 use crate::types::completion::CompletionRequest;
+
+/// The comment of a silent stream.
+const KEEP_ALIVE: &str = "keep-alive";
 
 struct Prepared {
     job: Job,
@@ -34,15 +38,17 @@ pub(crate) async fn chat(
     Extension(arrival): Extension<Arrival>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let half_closed = request.extensions().get().cloned();
     let body = body::read(request, app.config.body_limit).await?;
-    let prepared = off_thread(&app, move |app| {
+    let prepared = off_thread(&app, &app.preparing, move |app, asker| {
         let body = body.json()?;
         let request = ChatRequest::read(&body, app.card())?;
         let (stream, include_usage) = (request.common.stream, request.common.include_usage);
-        let job = prepare::chat(app, request, &arrival)?;
+        let job = prepare::chat(app, request, &arrival, asker)?;
         Ok(Prepared { job, shape: Shape::Chat, stream, include_usage })
     });
-    answer(app.clone(), prepared.await?).await
+    let prepared = prepared.await?;
+    answer(app, prepared, half_closed).await
 }
 
 /// `POST /v1/completions`.
@@ -51,30 +57,20 @@ pub(crate) async fn completion(
     Extension(arrival): Extension<Arrival>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let half_closed = request.extensions().get().cloned();
     let body = body::read(request, app.config.body_limit).await?;
-    let prepared = off_thread(&app, move |app| {
+    let prepared = off_thread(&app, &app.preparing, move |app, asker| {
         let body = body.json()?;
         let request = CompletionRequest::read(&body, app.card())?;
         let (stream, include_usage) = (request.common.stream, request.common.include_usage);
-        let (job, echoes) = prepare::completion(app, request, &arrival)?;
+        let (job, echoes) = prepare::completion(app, request, &arrival, asker)?;
         Ok(Prepared { job, shape: Shape::Completion { echoes }, stream, include_usage })
     });
-    answer(app.clone(), prepared.await?).await
+    let prepared = prepared.await?;
+    answer(app, prepared, half_closed).await
 }
 
-/// Runs work that takes a while on long inputs where it holds up nobody.
-pub(crate) async fn off_thread<T: Send + 'static>(
-    app: &Arc<App>,
-    work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let app = app.clone();
-    let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(|| work(&app)))
-        .await
-        .map_err(|_| ApiError::internal("The request could not be prepared. Try again."))?
-}
-
-async fn answer(app: Arc<App>, prepared: Prepared) -> Result<Response, ApiError> {
+async fn answer(app: Arc<App>, prepared: Prepared, half_closed: Option<HalfClosed>) -> Result<Response, ApiError> {
     let Prepared { job, shape, stream, include_usage } = prepared;
     let mut reply = Reply::new(app.clone(), shape, job.requests.len(), job.logprobs, include_usage);
     let mut answer = Answer::submit(app.clone(), job)?;
@@ -95,8 +91,9 @@ async fn answer(app: Arc<App>, prepared: Prepared) -> Result<Response, ApiError>
         Ok(first) => first,
         Err(_) => None,
     };
-    let keep_alive = KeepAlive::new().interval(app.config.keep_alive).text("keep-alive");
-    let sse = Sse::new(events(answer, reply, first)).keep_alive(keep_alive);
+    let keep_alive = KeepAlive::new().interval(app.config.keep_alive).text(KEEP_ALIVE);
+    let live = Live { answer, reply, first, half_closed, ended: false };
+    let sse = Sse::new(events(live)).keep_alive(keep_alive);
     let no_buffering = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     Ok(([no_buffering], sse).into_response())
 }
@@ -106,37 +103,58 @@ struct Live {
     answer: Answer,
     reply: Reply,
     first: Option<Step>,
+    /// Tells that the client sends no more, until it was asked whether it is there.
+    half_closed: Option<HalfClosed>,
     ended: bool,
 }
 
-fn events(answer: Answer, reply: Reply, first: Option<Step>) -> impl Stream<Item = Result<Event, Infallible>> {
-    let live = Live { answer, reply, first, ended: false };
+enum Next {
+    Step(Option<Step>),
+    /// A comment shows whether the client is there: its socket resets the connection if not.
+    Ask,
+}
+
+impl Live {
+    async fn next(&mut self) -> Next {
+        if let Some(step) = self.first.take() {
+            return Next::Step(Some(step));
+        }
+        let Some(half_closed) = &mut self.half_closed else { return Next::Step(self.answer.next().await) };
+        tokio::select! {
+            biased;
+            step = self.answer.next() => Next::Step(step),
+            () = half_closed.wait() => {
+                self.half_closed = None;
+                Next::Ask
+            }
+        }
+    }
+}
+
+fn events(live: Live) -> impl Stream<Item = Result<Event, Infallible>> {
     let batches = stream::unfold(live, |mut live| async move {
         if live.ended {
             return None;
         }
-        let step = match live.first.take() {
-            Some(step) => Some(step),
-            None => live.answer.next().await,
-        };
-        let chunks = match step {
-            Some(step) => live.reply.chunks(step),
-            None => {
+        let chunks = match live.next().await {
+            Next::Ask => return Some((stream::iter(vec![Ok(Event::default().comment(KEEP_ALIVE))]), live)),
+            Next::Step(Some(step)) => live.reply.chunks(step),
+            Next::Step(None) => {
                 live.ended = true;
                 live.reply.usage_chunk(live.answer.usage()).map(|usage| usage.into_iter().collect())
             }
         };
-        let mut events: Vec<Event> = match chunks {
-            Ok(chunks) => chunks.into_iter().map(|json| Event::default().data(json)).collect(),
+        let mut events: Vec<_> = match chunks {
+            Ok(chunks) => chunks.into_iter().map(|json| Ok(Event::default().data(json))).collect(),
             Err(error) => {
                 live.ended = true;
-                vec![error_event(&error)]
+                vec![Ok(error_event(&error))]
             }
         };
         if live.ended {
-            events.push(Event::default().data("[DONE]"));
+            events.push(Ok(Event::default().data("[DONE]")));
         }
-        Some((stream::iter(events.into_iter().map(Ok)), live))
+        Some((stream::iter(events), live))
     });
     batches.flatten()
 }

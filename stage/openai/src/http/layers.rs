@@ -42,7 +42,7 @@ pub(crate) async fn authorize(State(app): State<Arc<App>>, request: Request, nex
 /// Gives the request an id and a span, counts the response.
 pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let received = Instant::now();
-    let id = client_id(request.headers()).unwrap_or_else(|| format!("req_{}", Uuid::new_v4().simple()));
+    let id = client_id(request.headers());
     let trace = trace_parent(request.headers());
     request.extensions_mut().insert(Arrival { id: id.clone(), received, trace });
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
@@ -52,18 +52,32 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     let status = response.status().as_u16();
     app.stats.response(&route, status, error);
     let elapsed_ms = received.elapsed().as_millis() as u64;
-    span.in_scope(|| tracing::debug!(status, error = error.map(ErrorClass::kind), elapsed_ms, "response begun"));
-    if let Ok(value) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID, value);
-    }
+    span.in_scope(|| tracing::debug!(status, error = error.map(ErrorClass::label), elapsed_ms, "response begun"));
+    set_id(&mut response, &id);
     response
 }
 
-/// A client's id is taken if it is short and plain.
-fn client_id(headers: &HeaderMap) -> Option<String> {
-    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
-    let plain = id.bytes().all(|b| b.is_ascii_graphic());
-    (plain && (1..=128).contains(&id.len())).then(|| id.to_owned())
+/// Gives the response the request's id, and nothing else.
+pub(crate) async fn name(request: Request, next: Next) -> Response {
+    let id = client_id(request.headers());
+    let mut response = next.run(request).await;
+    set_id(&mut response, &id);
+    response
+}
+
+fn set_id(response: &mut Response, id: &str) {
+    if let Ok(value) = HeaderValue::from_str(id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+}
+
+/// A client's id is taken if it is short and plain; else one is made.
+fn client_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    match given {
+        Some(id) if (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic()) => id.to_owned(),
+        _ => format!("req_{}", Uuid::new_v4().simple()),
+    }
 }
 
 /// A client's trace, if it names exactly one.

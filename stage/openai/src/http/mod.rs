@@ -18,7 +18,8 @@ use crate::app::{ApiConfig, App, SetupError};
 use crate::backend::Backend;
 use crate::error::{ApiError, ErrorClass};
 
-pub(crate) use layers::Arrival;
+pub(crate) use layers::{Arrival, name};
+pub(crate) use plain::{METRICS_TYPE, health};
 
 /// One entry of the table.
 struct Route {
@@ -74,7 +75,8 @@ fn is_open(path: &str) -> bool {
     ROUTES.iter().any(|r| r.open && r.path == path)
 }
 
-fn cors() -> CorsLayer {
+/// Answers that web pages of any origin may read.
+pub(crate) fn cors() -> CorsLayer {
     CorsLayer::new()
         .allow_origin(Any)
         .allow_methods([Method::GET, Method::POST, Method::OPTIONS])

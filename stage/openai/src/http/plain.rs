@@ -14,11 +14,13 @@ use crate::app::App;
 use crate::backend::Readiness;
 use crate::error::{ApiError, ErrorClass};
 use crate::http::body;
-use crate::http::generate::off_thread;
-use crate::prepare;
+use crate::prepare::{self, Tokens, off_thread};
 use crate::types::common::check_model;
 use crate::types::completion::tokens;
 use crate::types::read;
+
+/// The type of `/metrics`.
+pub(crate) const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Serialize)]
 struct Model<'a> {
@@ -66,14 +68,19 @@ struct Tokenize {
 /// `POST /tokenize`: `{"content": text}` to `{"tokens": [ids]}`.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let body = body::read(request, app.config.body_limit).await?;
-    off_thread(&app, move |app| {
+    off_thread(&app, &app.other, move |app, asker| {
         let body = body.json()?;
         let raw: Tokenize = read(&body)?;
         check_model(raw.model.as_deref(), app.card())?;
         let text = raw.content.or(raw.prompt);
         let text = text.ok_or_else(|| ApiError::invalid("content", "`content` is required."))?;
-        let add_special = raw.add_special.or(raw.add_special_tokens).unwrap_or(false);
-        let tokens = prepare::tokenize(app, &text, add_special, raw.parse_special.unwrap_or(true))?;
+        let mut tokens = Tokens::any(app, asker);
+        if raw.parse_special.unwrap_or(true) {
+            tokens.with_specials(&text)?;
+        } else {
+            tokens.text(&text)?;
+        }
+        let tokens = tokens.finish(raw.add_special.or(raw.add_special_tokens).unwrap_or(false));
         Ok(Json(json!({"count": tokens.len(), "max_model_len": app.card().n_ctx, "tokens": tokens})))
     })
     .await
@@ -88,7 +95,7 @@ struct Detokenize {
 /// `POST /detokenize`: `{"tokens": [ids]}` to `{"content": text}`.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let body = body::read(request, app.config.body_limit).await?;
-    off_thread(&app, move |app| {
+    off_thread(&app, &app.other, move |app, _| {
         let body = body.json()?;
         let raw: Detokenize = read(&body)?;
         check_model(raw.model.as_deref(), app.card())?;
@@ -118,6 +125,5 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let text = app.stats.render(&app.backend.metrics());
     let text = text.map_err(|e| ApiError::internal(format!("The metrics cannot be written: {e}.")))?;
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+    Ok(([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response())
 }

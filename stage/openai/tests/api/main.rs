@@ -5,6 +5,8 @@ mod mutated;
 #[cfg(test)]
 mod requests;
 #[cfg(test)]
+mod serving;
+#[cfg(test)]
 mod stream;
 #[cfg(test)]
 mod support;

@@ -200,6 +200,40 @@ async fn a_failure_is_http_before_the_first_step_and_an_event_after() {
 }
 
 #[tokio::test]
+async fn every_class_of_error_has_its_status_type_and_code() {
+    let table = [
+        (ErrorClass::InvalidRequest, 400, "invalid_request_error", None),
+        (ErrorClass::NotImplemented, 501, "invalid_request_error", Some("not_implemented")),
+        (ErrorClass::RateLimit, 429, "rate_limit_error", Some("rate_limit_exceeded")),
+        (ErrorClass::Internal, 500, "server_error", Some("internal_error")),
+        (ErrorClass::Backend, 500, "server_error", Some("backend_error")),
+        (ErrorClass::Io, 500, "server_error", Some("io_error")),
+        (ErrorClass::Unavailable, 503, "service_unavailable_error", Some("unavailable")),
+        (ErrorClass::Timeout, 503, "service_unavailable_error", Some("timeout")),
+    ];
+    for (class, status, kind, code) in table {
+        let failed = ApiError::new(class, "what happened").with_retry_after(4);
+        let server = Server::start(move |r| {
+            // The first request fails at once, the second after a token.
+            let token = (r.max_tokens == 9).then_some(Act::Token(FIRST_WORD));
+            token.into_iter().chain([Act::Fail(failed.clone())]).collect()
+        })
+        .await;
+        let plain = server.chat(json!({})).await;
+        let event =
+            server.chat(json!({"stream": true, "max_tokens": 9})).await.chunks().pop().unwrap()["error"].clone();
+        assert_eq!(plain.header("retry-after"), Some("4"));
+        for error in [plain.error(status), event] {
+            let want = json!({"message": "what happened", "type": kind, "param": null, "code": code});
+            assert_eq!(error, want, "{class:?}");
+        }
+        let metrics = String::from_utf8(server.get("/metrics").await.body).unwrap();
+        let label = format!("http_response_status_code=\"{status}\",error_type=\"{}\"}} 1", code.unwrap_or(kind));
+        assert!(metrics.contains(&label), "{label} is not in\n{metrics}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_goes_away_cancels_at_once() {
     for stream in [false, true] {
         let mut server = Server::start(|_| vec![word("Hello"), Act::Hang]).await;

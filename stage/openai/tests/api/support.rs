@@ -1,15 +1,17 @@
 //! A scripted backend with a byte-level vocabulary, the real router on a real loopback listener, and a bare HTTP client.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
 
 use serde_json::{Value, json};
 use splitmodel_openai::{
-    ApiConfig, ApiError, Backend, EndReason, GenEvent, GenerateRequest, Generation, GrammarSpec, ModelCard, Readiness,
-    SpecialToken, SubmitError, Token, TokenEvent, router,
+    ApiConfig, ApiError, Backend, Door, EndReason, GenEvent, GenerateRequest, Generation, GrammarSpec, Missing,
+    ModelCard, Readiness, ServeLimits, SpecialToken, Startup, SubmitError, Token, TokenEvent, router, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 pub const IM_START: Token = 256;
 pub const IM_END: Token = 257;
@@ -30,6 +32,8 @@ pub enum Act {
     Fail(ApiError),
     /// Nothing more, until the client goes.
     Hang,
+    /// Nothing more until it is told.
+    Wait(Arc<tokio::sync::Notify>),
 }
 
 pub type Script = Box<dyn Fn(&GenerateRequest) -> Vec<Act> + Send + Sync>;
@@ -41,6 +45,39 @@ pub struct Fake {
     admit: Option<SubmitError>,
     seen: Mutex<Vec<GenerateRequest>>,
     dropped: UnboundedSender<u32>,
+    gate: Gate,
+}
+
+/// Where texts wait for being tokenized.
+#[derive(Default)]
+pub struct Gate {
+    closed: Mutex<bool>,
+    changed: Condvar,
+    inside: AtomicUsize,
+    /// Most texts at once.
+    pub most: AtomicUsize,
+    /// Bytes and texts that went through.
+    pub bytes: AtomicUsize,
+    pub texts: AtomicUsize,
+}
+
+impl Gate {
+    pub fn set(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.changed.notify_all();
+    }
+
+    pub fn inside(&self) -> usize {
+        self.inside.load(SeqCst)
+    }
+
+    fn pass(&self, bytes: usize) {
+        self.most.fetch_max(self.inside.fetch_add(1, SeqCst) + 1, SeqCst);
+        drop(self.changed.wait_while(self.closed.lock().unwrap(), |closed| *closed).unwrap());
+        self.bytes.fetch_add(bytes, SeqCst);
+        self.texts.fetch_add(1, SeqCst);
+        self.inside.fetch_sub(1, SeqCst);
+    }
 }
 
 /// Tokens of a text, one byte each.
@@ -58,6 +95,7 @@ impl Backend for Fake {
     }
 
     fn tokenize(&self, text: &str, _add_special: bool) -> Result<Vec<Token>, ApiError> {
+        self.gate.pass(text.len());
         Ok(text.bytes().map(Token::from).collect())
     }
 
@@ -113,6 +151,7 @@ impl Backend for Fake {
                         return;
                     }
                     Act::Hang => std::future::pending::<()>().await,
+                    Act::Wait(told) => told.notified().await,
                 }
             }
             let reason = if made == limit { EndReason::Length } else { EndReason::Stop(Some(IM_END)) };
@@ -137,10 +176,29 @@ pub struct Server {
     pub addr: std::net::SocketAddr,
     pub fake: Arc<Fake>,
     pub dropped: UnboundedReceiver<u32>,
+    /// Ends the server when sent or dropped.
+    pub stop: Option<oneshot::Sender<()>>,
+    pub task: tokio::task::JoinHandle<()>,
+}
+
+/// A process that fetches its model.
+pub struct Fetching;
+
+impl Startup for Fetching {
+    fn missing(&self) -> Missing {
+        let reason = "the model is being fetched, 1.5 of 3 GB".to_owned();
+        Missing { phase: "fetching".to_owned(), progress: Some(0.5), reason }
+    }
+
+    fn metrics(&self) -> String {
+        "# TYPE fake_bytes counter\nfake_bytes_total 5\n".to_owned()
+    }
 }
 
 pub struct Setup {
     pub config: ApiConfig,
+    pub limits: ServeLimits,
+    pub n_ctx: u32,
     pub admit: Option<SubmitError>,
     pub template: Option<&'static str>,
     /// Prompts begin with `END_OF_TEXT`.
@@ -149,7 +207,14 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { config: ApiConfig::default(), admit: None, template: Some(CHATML), add_bos: false }
+        Self {
+            config: ApiConfig::default(),
+            limits: ServeLimits::default(),
+            n_ctx: N_CTX,
+            admit: None,
+            template: Some(CHATML),
+            add_bos: false,
+        }
     }
 }
 
@@ -169,7 +234,7 @@ impl Server {
             id: "fake-model".to_owned(),
             aliases: vec!["owner/alias".to_owned()],
             created: 1_700_000_000,
-            n_ctx: N_CTX,
+            n_ctx: setup.n_ctx,
             n_vocab: table.len() as u32,
             chat_template: setup.template.map(str::to_owned),
             bos: setup.add_bos.then(|| specials[2].clone()),
@@ -187,12 +252,16 @@ impl Server {
             admit: setup.admit,
             seen: Mutex::new(Vec::new()),
             dropped: sender,
+            gate: Gate::default(),
         });
-        let app = router(fake.clone(), setup.config).unwrap();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { addr, fake, dropped }
+        let door = Door::new(Arc::new(Fetching), setup.config.cors);
+        door.open(router(fake.clone(), setup.config).unwrap());
+        let (addr, stop, task) = listen(door, setup.limits).await;
+        Self { addr, fake, dropped, stop: Some(stop), task }
+    }
+
+    pub fn gate(&self) -> &Gate {
+        &self.fake.gate
     }
 
     pub fn seen(&self) -> Vec<GenerateRequest> {
@@ -240,6 +309,19 @@ impl Server {
     }
 }
 
+/// Serves `door` on a port of its own.
+pub async fn listen(
+    door: Door,
+    limits: ServeLimits,
+) -> (std::net::SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (addr, (stop, stopped)) = (listener.local_addr().unwrap(), oneshot::channel());
+    let task = tokio::spawn(serve(listener, door, limits, async {
+        let _ = stopped.await;
+    }));
+    (addr, stop, task)
+}
+
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -248,7 +330,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn parse(bytes: &[u8]) -> Self {
+    pub fn parse(bytes: &[u8]) -> Self {
         let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").expect("a response head");
         let head = std::str::from_utf8(&bytes[..end]).unwrap();
         let mut lines = head.split("\r\n");

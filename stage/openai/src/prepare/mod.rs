@@ -1,6 +1,13 @@
 //! Checked requests to jobs: prompts are rendered, tokenized and measured, grammars checked. Runs off the async threads.
 
+mod off_thread;
+mod tokens;
+
+use splitmodel_sampling::GrammarSpec;
 use uuid::Uuid;
+
+pub(crate) use off_thread::{Asker, off_thread};
+pub(crate) use tokens::Tokens;
 
 use crate::answer::Job;
 use crate::app::App;
@@ -9,7 +16,6 @@ use crate::error::ApiError;
 use crate::http::Arrival;
 use crate::observe::Operation;
 use crate::template::PromptPart;
-use crate::template::specials::Segment;
 use crate::types::chat::ChatRequest;
 use crate::types::common::Common;
 use crate::types::completion::{CompletionRequest, Prompt};
@@ -18,27 +24,22 @@ use crate::types::completion::{CompletionRequest, Prompt};
 const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 /// A chat's job.
-pub(crate) fn chat(app: &App, request: ChatRequest, arrival: &Arrival) -> Result<Job, ApiError> {
+pub(crate) fn chat(app: &App, request: ChatRequest, arrival: &Arrival, asker: &Asker) -> Result<Job, ApiError> {
+    let field = "messages";
     let parts = app.template()?.render(&request, &app.specials)?;
-    let mut prompt = Vec::new();
-    for part in parts {
+    let mut prompt = Tokens::prompt(app, asker, field);
+    let text = |part: &PromptPart| if let PromptPart::Text(text) = part { text.len() } else { 0 };
+    prompt.bytes_fit(parts.iter().map(text).sum())?;
+    for part in &parts {
         match part {
-            PromptPart::Special(token) => prompt.push(token),
-            PromptPart::Text(text) => prompt.extend(app.backend.tokenize(&text, false)?),
+            PromptPart::Special(token) => prompt.special(*token),
+            PromptPart::Text(text) => prompt.text(text)?,
         }
     }
     // Templates write BOS themselves or leave it to the tokenizer; it stands there once.
-    if let (true, Some(bos)) = (app.card().add_bos, &app.card().bos)
-        && prompt.first() != Some(&bos.id)
-    {
-        prompt.insert(0, bos.id);
-    }
-    job(
-        app,
-        request.common,
-        vec![prompt],
-        Shape { operation: Operation::Chat, field: "messages", logprobs: request.logprobs, arrival },
-    )
+    let prompt = prompt.finish(true);
+    let shape = Shape { operation: Operation::Chat, field, logprobs: request.logprobs, arrival };
+    job(app, request.common, vec![prompt], shape)
 }
 
 /// A completion's job, and what `echo` puts before each choice's text.
@@ -46,11 +47,17 @@ pub(crate) fn completion(
     app: &App,
     request: CompletionRequest,
     arrival: &Arrival,
+    asker: &Asker,
 ) -> Result<(Job, Vec<String>), ApiError> {
+    let field = "prompt";
     let (mut prompts, mut echoes) = (Vec::new(), Vec::new());
     for prompt in request.prompts {
         let (tokens, text) = match prompt {
-            Prompt::Text(text) => (tokenize(app, &text, true, true)?, text),
+            Prompt::Text(text) => {
+                let mut tokens = Tokens::prompt(app, asker, field);
+                tokens.with_specials(&text)?;
+                (tokens.finish(true), text)
+            }
             Prompt::Tokens(tokens) => {
                 let text = if request.echo { detokenize(app, &tokens) } else { String::new() };
                 (tokens, text)
@@ -61,28 +68,8 @@ pub(crate) fn completion(
         }
         prompts.push(tokens);
     }
-    let shape = Shape { operation: Operation::Completion, field: "prompt", logprobs: request.logprobs, arrival };
+    let shape = Shape { operation: Operation::Completion, field, logprobs: request.logprobs, arrival };
     Ok((job(app, request.common, prompts, shape)?, echoes))
-}
-
-/// Tokens of a text whose author writes the whole prompt: control tokens may be in it if `parse_special`.
-pub(crate) fn tokenize(app: &App, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, ApiError> {
-    if !parse_special {
-        return app.backend.tokenize(text, add_special);
-    }
-    let mut out = Vec::new();
-    for segment in app.specials.split(text) {
-        match segment {
-            Segment::Special(token) => out.push(token),
-            Segment::Text(text) => out.extend(app.backend.tokenize(text, false)?),
-        }
-    }
-    if let (true, true, Some(bos)) = (add_special, app.card().add_bos, &app.card().bos)
-        && out.first() != Some(&bos.id)
-    {
-        out.insert(0, bos.id);
-    }
-    Ok(out)
 }
 
 /// The text of tokens, control tokens as they are written.
@@ -109,9 +96,12 @@ fn job(app: &App, common: Common, prompts: Vec<Vec<Token>>, shape: Shape<'_>) ->
         return Err(ApiError::invalid("response_format", message));
     }
     if let Some(grammar) = &common.config.grammar {
-        app.backend.check_grammar(grammar).map_err(|why| {
-            ApiError::invalid("response_format", format!("`response_format` cannot be enforced: {why}"))
-        })?;
+        let field = match grammar {
+            GrammarSpec::JsonSchema(_) => "response_format.json_schema.schema",
+            _ => "response_format",
+        };
+        let refused = |why| ApiError::invalid(field, format!("`{field}` cannot be enforced: {why}"));
+        app.backend.check_grammar(grammar).map_err(refused)?;
     }
     let mut requests = Vec::new();
     for prompt in prompts {
