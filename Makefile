@@ -7,7 +7,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 CARGO_FLAGS := --release --locked --workspace
 FILE ?= examples/smollm2.yaml
 
-.PHONY: help run test lint fmt build model deps bench soak fuzz crds vulkan-smoke clean
+.PHONY: help run test lint fmt build model deps bench bench-delay soak fuzz crds vulkan-smoke clean
 
 help: ## Lists these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -39,8 +39,11 @@ deps: ## Installs what is missing on Debian
 bench: build model ## Measures this against the peers on this machine
 	bench/run.sh
 
-soak: build model ## The long versions of the random tests
-	scripts/soak.sh
+bench-delay: build model ## Measures a chain against the delay of its links (wants a calm machine)
+	$$(scripts/venv.sh tests/api/requirements.txt)/bin/python bench/delay.py $(ARGS)
+
+soak: build model ## The random tests at length, then a chain under load and faults (CASES=… of each, MINUTES=…; 0 leaves out)
+	scripts/soak.sh $(or $(CASES),200000) $(or $(MINUTES),30)
 
 fuzz: deps ## Runs every fuzz target for a while (needs a nightly toolchain and cargo-fuzz)
 	fuzz/run.sh
