@@ -1,11 +1,14 @@
-//! A client that goes away frees its lane on every stage, and nobody else notices.
+//! A client that goes away frees its lane on every stage with the next frame, and nobody else notices.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::json;
+use splitmodel_chain::schedule::Op;
 
 use crate::harness::chain::Chain;
 use crate::harness::client::{request, with};
+use crate::harness::history;
 use crate::harness::models::prompt;
 use crate::harness::plan::Plan;
 use crate::harness::until;
@@ -13,6 +16,7 @@ use crate::harness::until;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_frees_its_lane_on_every_stage() {
     let mut plan = Plan::sample(&[0, 15, 27, 30]);
+    plan.schedule = true;
     plan.engine.lanes = 2;
     plan.engine.context_length = 2048;
     plan.scheduling.prefill_chunk_shared = 24;
@@ -69,4 +73,49 @@ async fn a_client_that_leaves_frees_its_lane_on_every_stage() {
     chain.client.ask(&request(806, &prompt(806, 12), 5)).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     chain.end().await;
+    let logs = chain.configs.iter().map(|c| history::operations(c.schedule_log.as_deref().unwrap()));
+    check_logs(&logs.collect::<Vec<_>>());
+}
+
+/// Session and lane of every seed, from the log of the last stage.
+fn sessions(ops: &[Op]) -> HashMap<u64, (u64, u16)> {
+    let config = |op: &Op| match op {
+        Op::Config { session, lane, config } => Some((config["seed"].as_u64().unwrap(), (*session, *lane))),
+        _ => None,
+    };
+    ops.iter().filter_map(config).collect()
+}
+
+/// Checks, on every stage, that lanes were freed within as many frames as can be under way when the client left, in decode as
+/// in prefill; that nothing of a request in the queue came through; and that the witness had its turn throughout.
+fn check_logs(logs: &[Vec<Op>]) {
+    let under_way = logs.len();
+    let sessions = sessions(logs.last().unwrap());
+    assert!(!sessions.contains_key(&805), "what left the queue reached the last stage");
+    for (stage, ops) in logs.iter().enumerate() {
+        // (index, positions) of the frames with rows of a session.
+        let frames = |session: u64| -> Vec<(usize, Vec<i32>)> {
+            let of = |(i, op): (usize, &Op)| match op {
+                Op::Decode { rows, .. } => Some((i, rows.iter().filter(|r| r.0 == session).map(|r| r.3).collect())),
+                _ => None,
+            };
+            ops.iter().enumerate().filter_map(of).filter(|(_, rows): &(_, Vec<i32>)| !rows.is_empty()).collect()
+        };
+        for (seed, most) in [(801, 1020), (802, 1020), (803, 1899), (804, 1005)] {
+            let (session, lane) = sessions[&seed];
+            let frames = frames(session);
+            let (last, rows) = frames.last().unwrap();
+            assert!(rows.last().unwrap() < &most, "seed {seed} was not cut short at stage {stage}");
+            let freed = Op::SeqRm { lane, from: -1, to: -1 };
+            let end = ops[*last..].iter().position(|op| *op == freed).expect("the lane is freed");
+            let between = ops[last + 1..last + end].iter().filter(|op| matches!(op, Op::Decode { .. })).count();
+            println!("stage {stage}: seed {seed} ended at position {:?}, its lane {between} frames later", rows.last());
+            assert!(between <= under_way, "{between} frames with a lane that nobody used");
+        }
+        let turns: Vec<_> = frames(sessions[&800].0).into_iter().map(|(i, _)| i).collect();
+        for pair in turns.windows(2) {
+            let passed = ops[pair[0]..pair[1]].iter().filter(|op| matches!(op, Op::Decode { .. })).count();
+            assert!(passed <= 2 * under_way, "{passed} frames without the witness at stage {stage}");
+        }
+    }
 }

@@ -60,7 +60,7 @@ fn other_texts_are_found_out_and_ties_are_not() {
         pieces: tokens.map(|t| Piece { text: t.to_owned(), gap: Some(gap), at: Instant::now() }).to_vec(),
         finish: Some("length".to_owned()),
         done: true,
-        error: None,
+        ..Answer::default()
     };
     let case = |gap| Case { body: serde_json::json!({}), answer: answer(["a", "b", "c"], gap) };
     assert_eq!(case(0.5).difference(&answer(["a", "b", "c"], 0.1)), None);

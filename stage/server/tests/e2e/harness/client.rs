@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use super::PATIENCE;
 
@@ -33,6 +35,8 @@ pub struct Answer {
     /// Whether `[DONE]` came.
     pub done: bool,
     pub error: Option<Value>,
+    /// Comments that came while there was nothing to say.
+    pub comments: usize,
 }
 
 impl Answer {
@@ -84,7 +88,9 @@ impl Stream {
 
     fn event(&mut self, event: &str) {
         let Some(data) = event.trim_end().strip_prefix("data: ") else {
-            return assert!(event.starts_with(':'), "{event:?}");
+            assert!(event.starts_with(':'), "{event:?}");
+            self.answer.comments += 1;
+            return;
         };
         if data == "[DONE]" {
             self.answer.done = true;
@@ -110,6 +116,43 @@ impl Stream {
     pub async fn rest(mut self) -> Answer {
         while self.next().await {}
         self.answer
+    }
+}
+
+/// An answer that is read as it comes, whatever the test does meanwhile. Dropping it closes the connection.
+pub struct Running {
+    progress: watch::Receiver<usize>,
+    reading: JoinSet<Answer>,
+}
+
+impl Running {
+    pub fn read(mut stream: Stream) -> Self {
+        let (sender, progress) = watch::channel(0);
+        let mut reading = JoinSet::new();
+        reading.spawn(async move {
+            while stream.next().await {
+                sender.send_replace(stream.answer.pieces.len());
+            }
+            stream.answer
+        });
+        Self { progress, reading }
+    }
+
+    /// Tokens so far.
+    pub fn count(&self) -> usize {
+        *self.progress.borrow()
+    }
+
+    /// Waits until the answer has `count` tokens.
+    pub async fn tokens(&mut self, count: usize) {
+        let there = tokio::time::timeout(PATIENCE, self.progress.wait_for(|n| *n >= count)).await;
+        let there = there.unwrap_or_else(|_| panic!("{count} tokens did not come in {PATIENCE:?}")).is_ok();
+        assert!(there, "the stream ended after {} tokens instead of {count}", self.count());
+    }
+
+    /// Waits for the end.
+    pub async fn rest(mut self) -> Answer {
+        tokio::time::timeout(PATIENCE, self.reading.join_next()).await.unwrap().unwrap().unwrap()
     }
 }
 
@@ -188,6 +231,13 @@ impl Client {
             .await
             .unwrap_or_else(|_| panic!("no end of the answer with seed {} in {PATIENCE:?}", body["seed"]))
             .complete()
+    }
+
+    /// Status, `Retry-After` and body of an answer that is refused.
+    pub async fn refused(&self, body: &Value) -> (u16, Option<String>, Value) {
+        let response = self.post(body, None).await.unwrap();
+        let after = response.headers().get("retry-after").map(|v| v.to_str().unwrap().to_owned());
+        (response.status().as_u16(), after, response.json().await.unwrap_or_default())
     }
 
     /// An answer at once: status and body.

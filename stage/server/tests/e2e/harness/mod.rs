@@ -5,8 +5,10 @@ pub mod chain;
 pub mod client;
 pub mod history;
 pub mod models;
+pub mod peer;
 pub mod plan;
 pub mod process;
+pub mod proxy;
 pub mod reference;
 
 use std::time::{Duration, Instant};

@@ -30,21 +30,53 @@ fn bodies() -> Vec<Value> {
     ]
 }
 
+/// Tokens of each of the long answers.
+pub const LONG: usize = 64;
+
+/// Eight long answers of all kinds: greedy, sampled, with penalties, and bound by a schema that they do not fill.
+fn long_bodies() -> Vec<Value> {
+    let item = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "count"],
+        "properties": {"name": {"type": "string", "maxLength": 10}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+    });
+    let list = json!({"type": "array", "minItems": 12, "maxItems": 12, "items": item});
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "list", "schema": list}});
+    let bound = json!({"ignore_eos": false, "response_format": schema});
+    let kinds = [
+        (45, json!({})),
+        (120, json!({})),
+        (30, json!({"temperature": 0.8, "top_p": 0.9})),
+        (1, json!({"temperature": 1.2, "top_k": 50})),
+        (60, json!({"temperature": 1.1, "min_p": 0.03, "repeat_penalty": 1.2, "frequency_penalty": 0.3})),
+        (20, json!({"presence_penalty": 0.8, "repeat_penalty": 1.1, "logit_bias": {"260": -5, "28": 2.5}})),
+        (35, bound.clone()),
+        (50, with(bound, json!({"temperature": 0.7, "repeat_penalty": 1.05}))),
+    ];
+    let body = |(seed, (length, more))| with(request(seed, &prompt(seed, length), LONG), more);
+    (920..).zip(kinds).map(body).collect()
+}
+
+async fn undisturbed(bodies: Vec<Value>) -> Vec<Case> {
+    let mut chain = Chain::start(&Plan::precise(&[0, 30])).await;
+    let mut cases = Vec::new();
+    for body in bodies {
+        let answer = chain.client.ask(&body).await;
+        cases.push(Case { body, answer });
+    }
+    chain.end().await;
+    cases
+}
+
 /// The reference, made once.
 pub async fn cases() -> &'static [Case] {
     static CASES: OnceCell<Vec<Case>> = OnceCell::const_new();
-    CASES
-        .get_or_init(|| async {
-            let mut chain = Chain::start(&Plan::precise(&[0, 30])).await;
-            let mut cases = Vec::new();
-            for body in bodies() {
-                let answer = chain.client.ask(&body).await;
-                cases.push(Case { body, answer });
-            }
-            chain.end().await;
-            cases
-        })
-        .await
+    CASES.get_or_init(|| undisturbed(bodies())).await
+}
+
+/// Eight long answers, made once.
+pub async fn long_cases() -> &'static [Case] {
+    static CASES: OnceCell<Vec<Case>> = OnceCell::const_new();
+    CASES.get_or_init(|| undisturbed(long_bodies())).await
 }
 
 impl Case {
