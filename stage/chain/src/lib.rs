@@ -1,5 +1,6 @@
 //! Pure state machines of a chain: the scheduler of stage 0, the worker of every stage, schedules and their shadow.
 
+pub mod observe;
 pub mod replay;
 pub mod runtime;
 pub mod schedule;

@@ -1,6 +1,6 @@
 //! What the worker needs of a model slice. `splitmodel-engine` implements it over llama.cpp, tests over arithmetic.
 
-use splitmodel_link::frame::{Lane, Position, Token};
+use splitmodel_link::frame::{ErrorClass, Lane, Position, Token};
 
 /// Error of a computation. The rows of the batch are not in the cache afterwards as far as the worker can tell; it
 /// removes them.
@@ -33,6 +33,17 @@ pub enum RuntimeError {
     /// Reading embedding rows failed.
     #[error("embedding rows cannot be read: {0}")]
     Embedding(String),
+}
+
+impl RuntimeError {
+    /// Its class on the link.
+    #[must_use]
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::Embedding(_) => ErrorClass::Io,
+            Self::CacheFull { .. } | Self::Decode { .. } | Self::Shape { .. } => ErrorClass::Backend,
+        }
+    }
 }
 
 /// Rows of one computation, as parallel slices of equal length.

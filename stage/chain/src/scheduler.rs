@@ -8,6 +8,8 @@ use splitmodel_link::frame::{
     Token, prediction_flags, row_flags,
 };
 
+use crate::observe::TraceContext;
+
 /// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
 const MAX_CONFIGS: usize = splitmodel_link::codec::MAX_SECTION_BYTES as usize / 2;
 
@@ -34,7 +36,7 @@ pub struct Limits {
 }
 
 /// A generation to run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     /// Prompt tokens, at least one.
     pub prompt: Vec<Token>,
@@ -46,6 +48,8 @@ pub struct Request {
     pub eog: Vec<Token>,
     /// Whether log-probabilities are wanted.
     pub logprobs: bool,
+    /// Its trace, where it is traced.
+    pub trace: Option<TraceContext>,
 }
 
 /// Why a request is not admitted.
@@ -537,6 +541,9 @@ fn send(id: SessionId, session: &mut Session, count: usize, pending: &mut Vec<Se
         session.config_sent = true;
         session.on_stages = true;
         pending.push(Section::Config { target: session.target(id), json: session.request.config.clone() });
+        if let Some(context) = session.request.trace {
+            pending.push(Section::Trace { session: id, context });
+        }
     }
     for at in session.sent..session.sent + count {
         let last = at + 1 == session.tokens.len();

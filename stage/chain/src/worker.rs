@@ -10,7 +10,8 @@ use splitmodel_link::frame::{
 use splitmodel_sampling::{GenerationConfig, GrammarFactory, SamplingError, SessionSampler};
 use zerocopy::IntoBytes;
 
-use crate::runtime::{Batch, Runtime};
+use crate::observe::{Observer, TraceContext, Traced};
+use crate::runtime::{Batch, Runtime, RuntimeError};
 use crate::schedule::{LoggedLogits, LoggedRow, Op, Sink};
 
 /// Where a stage stands in its chain.
@@ -40,6 +41,7 @@ struct LaneState {
     added: Option<Position>,
     /// On the last stage, once a config came.
     sampler: Option<SessionSampler>,
+    traced: Option<Traced>,
 }
 
 /// One stage's worker over its slice.
@@ -49,6 +51,7 @@ pub struct Worker<R: Runtime> {
     lanes: Vec<Option<LaneState>>,
     grammars: Option<GrammarFactory>,
     sink: Option<Box<dyn Sink>>,
+    observer: Option<Box<dyn Observer>>,
     batch: Scratch,
     spare: Vec<f32>,
 }
@@ -81,7 +84,13 @@ impl<R: Runtime> Worker<R> {
     /// for a grammar is refused.
     pub fn new(runtime: R, place: Place, lanes: usize, grammars: Option<GrammarFactory>) -> Self {
         let lanes = std::iter::repeat_with(|| None).take(lanes).collect();
-        Self { runtime, place, lanes, grammars, sink: None, batch: Scratch::default(), spare: Vec::new() }
+        let (batch, spare) = (Scratch::default(), Vec::new());
+        Self { runtime, place, lanes, grammars, sink: None, observer: None, batch, spare }
+    }
+
+    /// Tells `observer` of traced sessions from here on.
+    pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) {
+        self.observer = observer;
     }
 
     /// Logs every operation from here on.
@@ -108,13 +117,15 @@ impl<R: Runtime> Worker<R> {
     /// Frees every lane; when the upstream is gone, nobody else will.
     pub fn reset(&mut self) {
         self.runtime.clear();
-        self.lanes.fill_with(|| None);
+        for (lane, slot) in (0..).zip(&mut self.lanes) {
+            tell(&mut self.observer, lane, slot.take());
+        }
         self.log(|| Op::Clear);
     }
 
     /// Runs one frame. `wait_us` is the time it waited in the engine's queue, for the statistics.
     pub fn step(&mut self, mut frame: Frame, wait_us: u32) -> Outcome {
-        let start = Instant::now();
+        let (start, seq) = (Instant::now(), frame.seq);
         let mut reports = Vec::new();
         for section in &frame.sections {
             self.apply(section, &mut reports);
@@ -156,6 +167,7 @@ impl<R: Runtime> Worker<R> {
         } else {
             StageStats { encode_us: total.saturating_sub(compute_us), ..stats }
         };
+        self.count(seq, &stats);
         self.finish(outcome, stats, reports)
     }
 
@@ -183,11 +195,27 @@ impl<R: Runtime> Worker<R> {
                 }
             }
             Section::Config { target, json } => self.configure(*target, json, reports),
-            Section::Probe(_)
-            | Section::Stats(_)
-            | Section::Report(_)
-            | Section::Trace { .. }
-            | Section::Unknown { .. } => {}
+            Section::Trace { session, context } => self.trace(*session, *context),
+            Section::Probe(_) | Section::Stats(_) | Section::Report(_) | Section::Unknown { .. } => {}
+        }
+    }
+
+    fn trace(&mut self, session: SessionId, context: TraceContext) {
+        let lane = self.lanes.iter_mut().flatten().find(|l| l.session == session);
+        if let (Some(lane), true) = (lane, self.observer.is_some()) {
+            lane.traced.get_or_insert_with(|| Traced::new(context));
+        }
+    }
+
+    /// Counts the frame for every traced session with rows in it: a run of rows of one lane.
+    fn count(&mut self, seq: u64, stats: &StageStats) {
+        let Some(observer) = &mut self.observer else { return };
+        for run in self.batch.lanes.chunk_by(|a, b| a == b) {
+            if let Some(Some(state)) = run.first().and_then(|l| self.lanes.get_mut(usize::from(*l)))
+                && let Some(traced) = &mut state.traced
+            {
+                traced.count(state.session, (seq, run.len()), stats, observer.as_mut());
+            }
         }
     }
 
@@ -201,7 +229,7 @@ impl<R: Runtime> Worker<R> {
 
     fn free(&mut self, lane: Lane) {
         if let Some(slot @ Some(_)) = self.lanes.get_mut(usize::from(lane)) {
-            *slot = None;
+            tell(&mut self.observer, lane, slot.take());
             self.remove(lane, -1);
         }
     }
@@ -219,7 +247,7 @@ impl<R: Runtime> Worker<R> {
     fn take(&mut self, lane: Lane, session: SessionId) {
         self.free(lane);
         if let Some(slot) = self.lanes.get_mut(usize::from(lane)) {
-            *slot = Some(LaneState { session, next: 0, added: None, sampler: None });
+            *slot = Some(LaneState { session, next: 0, added: None, sampler: None, traced: None });
         }
     }
 
@@ -337,7 +365,7 @@ impl<R: Runtime> Worker<R> {
                     self.log(|| op);
                 }
             }
-            Err(error) => self.undo(frame, &error.to_string(), reports),
+            Err(error) => self.undo(frame, &error, reports),
         }
         for lane in &self.batch.lanes {
             if let Some(Some(state)) = self.lanes.get_mut(usize::from(*lane)) {
@@ -347,7 +375,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Brings together the input rows of the batch: embeddings on stage 0, else the frame's activations.
-    fn gather(&mut self, frame: &Frame) -> Result<(), crate::runtime::RuntimeError> {
+    fn gather(&mut self, frame: &Frame) -> Result<(), RuntimeError> {
         if self.place.stage == 0 {
             return self.runtime.embed(&self.batch.tokens, &mut self.batch.input);
         }
@@ -355,7 +383,7 @@ impl<R: Runtime> Worker<R> {
         let want = frame.rows.len() * width;
         if frame.activations.data.len() != want {
             let got = frame.activations.data.len();
-            return Err(crate::runtime::RuntimeError::Shape { what: "activations of the frame", want, got });
+            return Err(RuntimeError::Shape { what: "activations of the frame", want, got });
         }
         if self.batch.index.len() != frame.rows.len() {
             for &i in &self.batch.index {
@@ -366,7 +394,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// A failed computation: what was added goes, the rows are dropped, the other lanes stay as they are.
-    fn undo(&mut self, frame: &mut Frame, error: &str, reports: &mut Vec<Report>) {
+    fn undo(&mut self, frame: &mut Frame, error: &RuntimeError, reports: &mut Vec<Report>) {
         for at in 0..self.batch.index.len() {
             let (i, lane) = (self.batch.index[at], self.batch.lanes[at]);
             frame.rows[i].flags |= row_flags::DROPPED;
@@ -377,7 +405,7 @@ impl<R: Runtime> Worker<R> {
                 state.added = None;
             }
             let session = frame.rows[i].session;
-            reports.push(self.report(ErrorClass::Backend, u32::try_from(i).ok(), session, error.to_owned()));
+            reports.push(self.report(error.class(), u32::try_from(i).ok(), session, error.to_string()));
         }
         let (seq, sessions) = (frame.seq, dropped_sessions(frame));
         self.log(|| Op::Dropped { seq, sessions });
@@ -494,6 +522,15 @@ impl<R: Runtime> Worker<R> {
 
     fn report(&self, class: ErrorClass, record: Option<u32>, session: SessionId, message: String) -> Report {
         Report { stage: self.place.stage, class, record, session, message }
+    }
+}
+
+/// Tells that a lane's session has gone.
+fn tell(observer: &mut Option<Box<dyn Observer>>, lane: Lane, gone: Option<LaneState>) {
+    if let (Some(observer), Some(state)) = (observer, gone)
+        && let Some(traced) = state.traced
+    {
+        observer.stay(traced.stay(state.session, lane));
     }
 }
 

@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
 };
 
 fn request(config: usize) -> Request {
-    Request { prompt: vec![1], config: vec![b' '; config], max_tokens: 4, eog: Vec::new(), logprobs: false }
+    Request { prompt: vec![1], config: vec![b' '; config], max_tokens: 4, ..Request::default() }
 }
 
 /// A scheduler whose chain is formed and probed.

@@ -133,12 +133,9 @@ impl Wanted {
     #[must_use]
     pub fn api(&self, bind: std::net::SocketAddr, api_key_file: Option<PathBuf>) -> ApiConfig {
         ApiConfig {
-            bind,
-            model: self.model_name.clone(),
             aliases: self.spec.model_aliases.clone(),
-            api_keys: Vec::new(),
             api_key_file,
-            cors: Vec::new(),
+            ..ApiConfig::new(bind, self.model_name.clone())
         }
     }
 

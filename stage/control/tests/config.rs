@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use splitmodel_control::config::{
     Activations, ApiConfig, CacheType, ConfigError, FlashAttention, LogFormat, Secret, SplitMode, StageConfig,
-    Telemetry, TlsConfig,
+    TelemetryConfig, Tier, TlsConfig,
 };
 
 const FIRST: &str = "
@@ -39,7 +39,8 @@ fn the_smallest_file_gets_the_documented_defaults() {
     assert!(c.engine.kv_unified && c.engine.mmap && !c.engine.mlock && !c.engine.swa_full);
     assert_eq!(c.max_in_flight(), 3);
     assert_eq!(c.scheduling.recovery_deadline_s, 60);
-    assert_eq!((c.log.format, c.telemetry), (LogFormat::Text, Telemetry::Summary));
+    assert_eq!((c.log.format, c.telemetry.tier, c.metrics), (LogFormat::Text, Tier::Summary, None));
+    assert_eq!(c.telemetry, TelemetryConfig::default());
     assert!(c.is_first() && !c.is_last());
 }
 
@@ -114,6 +115,11 @@ fn every_refusal_names_its_field() {
         ("link.tls.names:", |c| {
             c.link.tls = Some(TlsConfig { ca: "a".into(), cert: "b".into(), key: "c".into(), names: vec!["x".into()] });
         }),
+        ("telemetry.sample_ratio:", |c| c.telemetry.sample_ratio = 1.5),
+        ("telemetry.sample_ratio:", |c| c.telemetry.sample_ratio = f64::NAN),
+        ("telemetry.queue:", |c| c.telemetry.queue = 0),
+        ("telemetry.otlp_endpoint:", |c| c.telemetry.otlp_endpoint = Some("collector:4317".into())),
+        ("metrics.bind:", |c| c.metrics = Some(c.control)),
         ("api:", |c| c.api = None),
         ("api.model:", |c| c.api.as_mut().unwrap().model.clear()),
         ("api.api_keys:", |c| c.api.as_mut().unwrap().api_keys = vec![Secret::new(String::new())]),

@@ -1,9 +1,10 @@
 //! Stage 0's HTTP server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use splitmodel_control::{StageConfig, config};
-use splitmodel_openai::{ApiConfig, router};
+use splitmodel_control::{Phase, StageConfig, StatusHub, config};
+use splitmodel_openai::{ApiConfig, Door, Missing, ServeLimits, Startup, router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -12,6 +13,7 @@ use crate::coordinator::Coordinator;
 use crate::load::{Packages, Vocabulary};
 use crate::metrics::Metrics;
 use crate::serve::ServeError;
+use crate::telemetry::Telemetry;
 
 /// The chain as the API sees it.
 #[must_use]
@@ -20,7 +22,7 @@ pub fn backend(
     packages: &Packages,
     vocabulary: Vocabulary,
     coordinator: Arc<Coordinator>,
-    metrics: Arc<Metrics>,
+    measured: (Arc<Metrics>, Telemetry),
 ) -> ChainBackend {
     let api = config.api.as_ref();
     let presentation = Presentation {
@@ -29,29 +31,83 @@ pub fn backend(
         n_ctx: config.engine.context_length,
         chat_template: packages.chat_template.clone(),
     };
-    ChainBackend::new(presentation, vocabulary.tokenizer, vocabulary.grammars, coordinator, metrics)
+    ChainBackend::new(presentation, vocabulary, coordinator, measured)
 }
 
-/// Serves the API on `http` until `stop`.
-///
-/// # Errors
-/// [`ServeError`] when keys cannot be read or the model's template cannot be used.
-pub fn start(
-    config: &StageConfig,
-    backend: ChainBackend,
-    http: TcpListener,
-    stop: CancellationToken,
-) -> Result<(), ServeError> {
-    let Some(api) = &config.api else { return Ok(()) };
-    let options = ApiConfig { api_keys: keys(api)?, cors: !api.cors.is_empty(), ..ApiConfig::default() };
-    let router = router(Arc::new(backend), options).map_err(|e| ServeError::Api(e.to_string()))?;
-    tokio::spawn(async move {
-        let serving = axum::serve(http, router).with_graceful_shutdown(stop.cancelled_owned());
-        if let Err(error) = serving.await {
-            tracing::error!(%error, "the API ended");
-        }
-    });
-    Ok(())
+/// Stage 0's HTTP server: it answers from the start, and with the model once that is loaded.
+pub struct Api {
+    door: Door,
+    options: ApiConfig,
+}
+
+impl Api {
+    /// Serves on `http` until `stop`.
+    ///
+    /// # Errors
+    /// [`ServeError::Keys`].
+    pub fn start(
+        api: &config::ApiConfig,
+        startup: Starting,
+        http: TcpListener,
+        stop: CancellationToken,
+    ) -> Result<Self, ServeError> {
+        let options = ApiConfig {
+            api_keys: keys(api)?,
+            cors: !api.cors.is_empty(),
+            keep_alive: Duration::from_millis(api.keep_alive_ms.into()),
+            ..ApiConfig::default()
+        };
+        let limits = ServeLimits {
+            header_timeout: Duration::from_millis(api.header_timeout_ms.into()),
+            max_connections: api.max_connections as usize,
+        };
+        let door = Door::new(Arc::new(startup), options.cors);
+        tokio::spawn(serve(http, door.clone(), limits, stop.cancelled_owned()));
+        Ok(Self { door, options })
+    }
+
+    /// Lets requests through to `backend`.
+    ///
+    /// # Errors
+    /// [`ServeError::Api`] when the model's vocabulary cannot be used.
+    pub fn open(self, backend: ChainBackend) -> Result<(), ServeError> {
+        let router = router(Arc::new(backend), self.options).map_err(|e| ServeError::Api(e.to_string()))?;
+        self.door.open(router);
+        Ok(())
+    }
+}
+
+/// What is known before the model is loaded.
+pub struct Starting {
+    /// Of this stage.
+    pub status: StatusHub,
+    /// Of this stage.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Startup for Starting {
+    fn missing(&self) -> Missing {
+        let status = self.status.snapshot();
+        let phase = status.phase();
+        let (done, total) = (status.fetched_bytes, status.total_bytes);
+        let reason = match phase {
+            Phase::Fetching if total > 0 => {
+                format!("stage 0 fetches its part of the model, {} of {} MB", done / 1_000_000, total / 1_000_000)
+            }
+            Phase::Fetching => "stage 0 fetches its part of the model".to_owned(),
+            Phase::Loading => "stage 0 loads its part of the model".to_owned(),
+            Phase::Draining => "the server is shutting down".to_owned(),
+            Phase::Failed => "stage 0 cannot be started; see its log".to_owned(),
+            _ => "stage 0 is starting".to_owned(),
+        };
+        let progress = (phase == Phase::Fetching && total > 0).then(|| done as f32 / total as f32);
+        let phase = phase.as_str_name().trim_start_matches("PHASE_").to_ascii_lowercase();
+        Missing { phase, progress, reason }
+    }
+
+    fn metrics(&self) -> String {
+        self.metrics.render()
+    }
 }
 
 /// Keys of the configuration and of its file.

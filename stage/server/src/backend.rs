@@ -9,8 +9,10 @@ use splitmodel_openai::{
 };
 use splitmodel_sampling::GrammarFactory;
 
-use crate::coordinator::{Coordinator, Refused};
+use crate::coordinator::{Client, Coordinator, Refused};
+use crate::load::Vocabulary;
 use crate::metrics::Metrics;
+use crate::telemetry::Telemetry;
 
 /// Seconds a client should wait before it tries again when no lane is free.
 const RETRY_AFTER: u32 = 2;
@@ -23,6 +25,7 @@ pub struct ChainBackend {
     grammars: GrammarFactory,
     coordinator: Arc<Coordinator>,
     metrics: Arc<Metrics>,
+    telemetry: Telemetry,
 }
 
 /// The bytes of every token, special ones as they are written.
@@ -67,10 +70,9 @@ impl ChainBackend {
     /// A backend over a chain.
     pub fn new(
         presentation: Presentation,
-        tokenizer: Arc<Tokenizer>,
-        grammars: GrammarFactory,
+        Vocabulary { tokenizer, grammars }: Vocabulary,
         coordinator: Arc<Coordinator>,
-        metrics: Arc<Metrics>,
+        (metrics, telemetry): (Arc<Metrics>, Telemetry),
     ) -> Self {
         let pieces = Pieces::new(&tokenizer);
         let special = |id: Option<Token>| {
@@ -96,7 +98,7 @@ impl ChainBackend {
                 .collect(),
             media: false,
         };
-        Self { card, tokenizer, pieces, grammars, coordinator, metrics }
+        Self { card, tokenizer, pieces, grammars, coordinator, metrics, telemetry }
     }
 }
 
@@ -127,11 +129,17 @@ impl Backend for ChainBackend {
                 coordinator.cancel(*id);
             }
         });
-        let (prompt, eog) = (request.prompt, request.config.eog);
-        let max_tokens = request.max_tokens as usize;
+        let client = Client { sender, received: request.received, trace: self.telemetry.request(&request) };
         let request_id = request.request_id;
-        let request = Request { prompt, config, max_tokens, eog, logprobs: request.logprobs };
-        match self.coordinator.submit(request, sender) {
+        let request = Request {
+            prompt: request.prompt,
+            config,
+            max_tokens: request.max_tokens as usize,
+            eog: request.config.eog,
+            logprobs: request.logprobs,
+            trace: None,
+        };
+        match self.coordinator.submit(request, client) {
             Ok(session) => {
                 tracing::debug!(session, %request_id, "admitted");
                 // Nobody else sets it.

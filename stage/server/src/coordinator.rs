@@ -6,11 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use splitmodel_chain::scheduler::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request, Scheduler};
-use splitmodel_link::frame::{ErrorClass, Predictions, SessionId};
+use splitmodel_link::Sender;
+use splitmodel_link::frame::{ErrorClass, Predictions, Section, SessionId, StageStats};
 use splitmodel_openai::{ApiError, EndReason, ErrorClass as Api, GenEvent, GenSender, TokenEvent};
 use tokio::sync::{oneshot, watch};
 
 use crate::engine::EngineQueue;
+use crate::telemetry::timeline::{Breakdown, Timelines};
+use crate::telemetry::{Ended, RequestTrace};
 
 /// Deadlines of requests and of the chain.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +34,21 @@ const RETRY_AFTER: u32 = 5;
 /// Tells the chain's manager that the formation cannot go on.
 pub type BreakChain = Box<dyn Fn(String) + Send>;
 
+/// Who waits for a generation.
+#[derive(Debug)]
+pub struct Client {
+    /// Where its events go.
+    pub sender: GenSender,
+    /// When its request began to arrive.
+    pub received: Instant,
+    /// Its trace, where it is traced.
+    pub trace: Option<Box<RequestTrace>>,
+}
+
 struct Listener {
-    sender: GenSender,
+    client: Client,
     submitted: Instant,
+    tokens: u64,
 }
 
 struct Inner {
@@ -54,16 +69,67 @@ struct Inner {
     probe_sent: HashMap<u64, Instant>,
     next_probe: u64,
     draining: bool,
-    tokens: TokenCounts,
+    /// Sessions before their first token; `None` where requests are not measured.
+    timelines: Option<Timelines>,
+    /// The link to stage 1, while there is one.
+    down: Option<Sender>,
+    figures: Figures,
 }
 
-/// Tokens through the chain since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenCounts {
-    /// Prompt tokens sent.
+/// What went through the chain since the start.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    /// Prompt tokens of admitted requests.
     pub prompt: u64,
     /// Tokens generated.
     pub generated: u64,
+    /// First tokens.
+    pub first_tokens: u64,
+    /// Parts of the time to them, in the order of [`Breakdown::parts`].
+    pub ttft: [(&'static str, Duration); 7],
+    /// What each stage did, as its statistics on answered frames say; by index.
+    pub stages: Vec<StageTotals>,
+}
+
+impl Figures {
+    fn add_stats(&mut self, s: &StageStats) {
+        let stage = usize::from(s.stage);
+        if stage >= self.stages.len() {
+            self.stages.resize(stage + 1, StageTotals::default());
+        }
+        let us = |n: u32| Duration::from_micros(n.into());
+        let t = &mut self.stages[stage];
+        t.frames += 1;
+        t.rows += u64::from(s.rows);
+        t.wait += us(s.wait_us);
+        t.compute += us(s.compute_us);
+        t.encode += us(s.encode_us);
+        t.lanes = s.lanes;
+    }
+
+    fn add_breakdown(&mut self, b: &Breakdown) {
+        self.first_tokens += 1;
+        for (sum, part) in self.ttft.iter_mut().zip(b.parts()) {
+            *sum = (part.0, sum.1 + part.1);
+        }
+    }
+}
+
+/// What a stage did, summed over answered frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StageTotals {
+    /// Frames.
+    pub frames: u64,
+    /// Rows computed.
+    pub rows: u64,
+    /// In the engine's queue.
+    pub wait: Duration,
+    /// In computation.
+    pub compute: Duration,
+    /// In bringing activations out.
+    pub encode: Duration,
+    /// Lanes in use after its last frame.
+    pub lanes: u32,
 }
 
 /// Why a request was not taken.
@@ -96,7 +162,9 @@ impl std::fmt::Debug for Coordinator {
 impl Coordinator {
     /// A coordinator of a chain that is not formed yet. `probe` is the one-token request that opens every formation.
     #[must_use]
-    pub fn new(limits: Limits, deadlines: Deadlines, queue: EngineQueue, probe: Request) -> Arc<Self> {
+    ///
+    /// With `measures`, the time to each first token is divided into its parts.
+    pub fn new(limits: Limits, deadlines: Deadlines, queue: EngineQueue, probe: Request, measures: bool) -> Arc<Self> {
         let now = Instant::now();
         let inner = Inner {
             scheduler: Scheduler::new(limits),
@@ -112,7 +180,9 @@ impl Coordinator {
             probe_sent: HashMap::new(),
             next_probe: 1,
             draining: false,
-            tokens: TokenCounts::default(),
+            timelines: measures.then(Timelines::default),
+            down: None,
+            figures: Figures { ttft: Breakdown::default().parts(), ..Figures::default() },
         };
         let (changed, active) = (watch::Sender::new(false), watch::Sender::new(0));
         Arc::new(Self { inner: Mutex::new(inner), queue, deadlines, probe, changed, active })
@@ -131,26 +201,30 @@ impl Coordinator {
 
     /// Counts of now.
     #[must_use]
-    pub fn counts(&self) -> (Counts, TokenCounts) {
+    pub fn counts(&self) -> (Counts, Figures) {
         let inner = self.lock();
-        (inner.scheduler.counts(), inner.tokens)
+        (inner.scheduler.counts(), inner.figures.clone())
     }
 
-    /// Takes a request; its events go to `sender`.
+    /// Takes a request of `client`.
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn submit(&self, request: Request, sender: GenSender) -> Result<SessionId, Refused> {
+    pub fn submit(&self, mut request: Request, client: Client) -> Result<SessionId, Refused> {
         let mut inner = self.lock();
         if inner.draining {
             return Err(Refused::Draining);
         }
         let prompt = request.prompt.len() as u64;
+        request.trace = client.trace.as_ref().map(|t| t.context());
         let id = inner.scheduler.submit(request)?;
         let now = Instant::now();
-        inner.listeners.insert(id, Listener { sender, submitted: now });
+        if let Some(timelines) = &mut inner.timelines {
+            timelines.submitted(id, client.received, now);
+        }
+        inner.listeners.insert(id, Listener { client, submitted: now, tokens: 0 });
         inner.waiting.insert((now + self.deadlines.admission, id), ());
-        inner.tokens.prompt += prompt;
+        inner.figures.prompt += prompt;
         self.active.send_replace(inner.listeners.len());
         self.pump(&mut inner);
         Ok(id)
@@ -159,13 +233,16 @@ impl Coordinator {
     /// Ends a session whose client went away, or that has ended.
     pub fn cancel(&self, id: SessionId) {
         let mut inner = self.lock();
-        self.forget(&mut inner, id);
+        if let Some(listener) = self.forget(&mut inner, id) {
+            listener.end(id, Ended::Cancelled);
+        }
         inner.scheduler.cancel(id);
         self.pump(&mut inner);
     }
 
-    /// A new formation is whole. `break_chain` is called when the coordinator finds that it cannot go on.
-    pub fn formed(&self, formation: u64, break_chain: BreakChain) {
+    /// A new formation is whole; `down` is its first link, if it has one. `break_chain` is called when the coordinator finds
+    /// that it cannot go on.
+    pub fn formed(&self, formation: u64, down: Option<Sender>, break_chain: BreakChain) {
         let mut inner = self.lock();
         inner.formation = formation;
         inner.broken_since = None;
@@ -173,6 +250,7 @@ impl Coordinator {
         inner.busy_since = None;
         inner.last_answer = Instant::now();
         inner.break_chain = Some(break_chain);
+        inner.down = down;
         inner.scheduler.formed(self.probe.clone());
         self.pump(&mut inner);
     }
@@ -184,6 +262,10 @@ impl Coordinator {
             return;
         }
         inner.scheduler.lost();
+        inner.down = None;
+        if let Some(timelines) = &mut inner.timelines {
+            timelines.lost();
+        }
         inner.broken_since.get_or_insert_with(Instant::now);
         inner.break_chain = None;
         inner.probed = false;
@@ -199,11 +281,17 @@ impl Coordinator {
         if inner.formation != formation || inner.broken_since.is_some() {
             return;
         }
+        take_stats(&mut inner, &predictions);
         match inner.scheduler.answered(predictions) {
             Ok(events) => {
                 let now = Instant::now();
                 inner.last_answer = now;
                 inner.busy_since = (inner.scheduler.counts().in_flight > 0).then_some(now);
+                for event in &events {
+                    if let Event::Token(id, _) | Event::Finished(id, _) = event {
+                        first_token(&mut inner, *id);
+                    }
+                }
                 // The next frame first: clients can wait the microseconds it takes, the chain should not.
                 self.pump(&mut inner);
                 self.dispatch(&mut inner, events);
@@ -285,7 +373,11 @@ impl Coordinator {
     fn pump(&self, inner: &mut Inner) {
         let mut events = Vec::new();
         while let Some(frame) = inner.scheduler.next_frame(&mut events) {
-            inner.busy_since.get_or_insert_with(Instant::now);
+            let now = Instant::now();
+            inner.busy_since.get_or_insert(now);
+            if let Some(timelines) = &mut inner.timelines {
+                timelines.emitted(&frame, now);
+            }
             self.queue.frame(inner.formation, frame);
         }
         self.dispatch(inner, events);
@@ -296,18 +388,21 @@ impl Coordinator {
             match event {
                 Event::Started(id) => self.started(inner, id),
                 Event::Token(id, p) => {
-                    inner.tokens.generated += 1;
+                    inner.figures.generated += 1;
                     let token = TokenEvent { token: p.token, logprob: p.logprob, top: p.top };
                     send(inner, id, GenEvent::Token(token));
                 }
                 Event::Finished(id, finish) => {
-                    let reason = match finish {
-                        Finish::Stop(token) => EndReason::Stop(token),
-                        Finish::Length => EndReason::Length,
+                    let (reason, ended) = match finish {
+                        Finish::Stop(token) => (EndReason::Stop(token), "stop"),
+                        Finish::Length => (EndReason::Length, "length"),
                     };
-                    self.end(inner, id, GenEvent::Done(reason));
+                    self.end(inner, id, GenEvent::Done(reason), Ended::Finished(ended));
                 }
-                Event::Failed(id, class, message) => self.end(inner, id, GenEvent::Failed(api_error(class, message))),
+                Event::Failed(id, class, message) => {
+                    let ended = Ended::Failed(class.name());
+                    self.end(inner, id, GenEvent::Failed(api_error(class, message)), ended);
+                }
                 Event::Probed(0) => {
                     inner.probed = true;
                     self.changed.send_if_modified(|r| !std::mem::replace(r, true));
@@ -323,29 +418,70 @@ impl Coordinator {
     }
 
     fn started(&self, inner: &mut Inner, id: SessionId) {
-        if let Some(listener) = inner.listeners.get(&id) {
+        if let Some(listener) = inner.listeners.get_mut(&id) {
+            let now = Instant::now();
+            if let Some(timelines) = &mut inner.timelines {
+                timelines.started(id, now);
+            }
+            if let Some(trace) = &mut listener.client.trace {
+                trace.started(now);
+            }
             inner.waiting.remove(&(listener.submitted + self.deadlines.admission, id));
-            let _ = listener.sender.send(GenEvent::Started { cached_tokens: 0 }); // a closed one is cancelled by its owner
+            let _ = listener.client.sender.send(GenEvent::Started { cached_tokens: 0 }); // a closed one is cancelled by its owner
         }
     }
 
-    fn end(&self, inner: &mut Inner, id: SessionId, event: GenEvent) {
+    fn end(&self, inner: &mut Inner, id: SessionId, event: GenEvent, ended: Ended) {
         if let Some(listener) = self.forget(inner, id) {
-            let _ = listener.sender.send(event); // as above
+            let _ = listener.client.sender.send(event); // as above
+            listener.end(id, ended);
         }
     }
 
     fn forget(&self, inner: &mut Inner, id: SessionId) -> Option<Listener> {
         let listener = inner.listeners.remove(&id)?;
+        if let Some(timelines) = &mut inner.timelines {
+            timelines.forget(id);
+        }
         inner.waiting.remove(&(listener.submitted + self.deadlines.admission, id));
         self.active.send_replace(inner.listeners.len());
         Some(listener)
     }
 }
 
-fn send(inner: &Inner, id: SessionId, event: GenEvent) {
-    if let Some(listener) = inner.listeners.get(&id) {
-        let _ = listener.sender.send(event); // a closed one is cancelled by its owner
+impl Listener {
+    fn end(self, id: SessionId, ended: Ended) {
+        if let Some(trace) = self.client.trace {
+            trace.end(id, ended, self.tokens);
+        }
+    }
+}
+
+/// Takes in what the stages say of an answered frame.
+fn take_stats(inner: &mut Inner, predictions: &Predictions) {
+    let stats = predictions.sections.iter().filter_map(|s| if let Section::Stats(s) = s { Some(*s) } else { None });
+    stats.clone().for_each(|s| inner.figures.add_stats(&s));
+    if let Some(timelines) = &mut inner.timelines {
+        let written = inner.down.as_ref().and_then(|d| d.written(predictions.seq));
+        timelines.answered(predictions.seq, stats, written);
+    }
+}
+
+/// Divides the time to the first token, once it is there.
+fn first_token(inner: &mut Inner, id: SessionId) {
+    let Some(timelines) = inner.timelines.as_mut().filter(|t| t.holds(id)) else { return };
+    let now = Instant::now();
+    let Some(breakdown) = timelines.first_token(id, now) else { return };
+    inner.figures.add_breakdown(&breakdown);
+    if let Some(trace) = inner.listeners.get_mut(&id).and_then(|l| l.client.trace.as_mut()) {
+        trace.first_token(now, breakdown);
+    }
+}
+
+fn send(inner: &mut Inner, id: SessionId, event: GenEvent) {
+    if let Some(listener) = inner.listeners.get_mut(&id) {
+        listener.tokens += 1;
+        let _ = listener.client.sender.send(event); // a closed one is cancelled by its owner
     }
 }
 

@@ -1,16 +1,16 @@
 //! The engine thread: the one owner of the slice. Everything reaches it through one queue of labelled jobs, in order.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use splitmodel_chain::runtime::Runtime;
 use splitmodel_chain::worker::{Outcome, Worker};
 use splitmodel_link::frame::{Frame, Predictions, Row, row_flags};
 use splitmodel_link::{Message, Permit, SendError, Sender};
 
-use crate::heartbeat::Heartbeat;
+use crate::meter::{EngineStats, Label};
 
 /// Where outcomes of the present formation go.
 pub enum Output {
@@ -36,29 +36,6 @@ impl Job {
             Self::Shutdown => "shutdown",
         }
     }
-}
-
-/// Counters of the engine, written by its thread only.
-#[derive(Debug, Default)]
-pub struct EngineStats {
-    /// Frames computed.
-    pub frames: AtomicU64,
-    /// Rows computed.
-    pub rows: AtomicU64,
-    /// Rows from which a token was predicted.
-    pub wanted: AtomicU64,
-    /// Rows dropped here or before.
-    pub dropped: AtomicU64,
-    /// Microseconds that jobs waited in the queue.
-    pub wait_us: AtomicU64,
-    /// Microseconds that jobs held the slice.
-    pub hold_us: AtomicU64,
-    /// Microseconds that finished frames waited for credit of the next stage.
-    pub send_us: AtomicU64,
-    /// Lanes in use.
-    pub lanes: AtomicU64,
-    /// Signs of life.
-    pub heartbeat: Heartbeat,
 }
 
 /// The queue's sending side.
@@ -124,13 +101,17 @@ pub fn run<R: Runtime>(mut worker: Worker<R>, jobs: &EngineJobs, stats: &Arc<Eng
                 _ => tracing::debug!(formation, "a frame of a formation that is over"),
             },
             Job::Attach { formation, output } => {
+                let begun = Instant::now();
                 worker.reset();
                 current = Some((formation, output));
+                stats.job(Label::Attach, Duration::ZERO, begun.elapsed());
             }
             Job::Detach { formation } => {
                 if current.as_ref().is_some_and(|(f, _)| *f == formation) {
+                    let begun = Instant::now();
                     worker.reset();
                     current = None;
+                    stats.job(Label::Detach, Duration::ZERO, begun.elapsed());
                 }
             }
             Job::Shutdown => break,
@@ -142,11 +123,12 @@ pub fn run<R: Runtime>(mut worker: Worker<R>, jobs: &EngineJobs, stats: &Arc<Eng
 
 fn step<R: Runtime>(worker: &mut Worker<R>, frame: Frame, queued: Instant, output: &Output, stats: &EngineStats) {
     let start = Instant::now();
-    let wait = micros(start - queued);
+    let wait = start - queued;
     let is = |flag: u16| move |r: &&Row| r.has(flag);
     let wanted = frame.rows.iter().filter(is(row_flags::WANT)).count();
-    let rows = frame.rows.len();
-    let outcome = worker.step(frame, u32::try_from(wait).unwrap_or(u32::MAX));
+    let sessions = frame.rows.chunk_by(|a, b| a.session == b.session).count();
+    let (rows, label) = (frame.rows.len(), Label::of(&frame));
+    let outcome = worker.step(frame, u32::try_from(wait.as_micros()).unwrap_or(u32::MAX));
     let computed = Instant::now();
     let message = match outcome {
         Outcome::Forward(frame) => {
@@ -169,14 +151,7 @@ fn step<R: Runtime>(worker: &mut Worker<R>, frame: Frame, queued: Instant, outpu
         (Output::Local(take), Message::Predictions(predictions)) => take(predictions),
         (Output::Local(_), _) => tracing::error!("a slice without the head cannot answer by itself"),
     }
-    stats.frames.fetch_add(1, Relaxed);
-    stats.rows.fetch_add(rows as u64, Relaxed);
-    stats.wanted.fetch_add(wanted as u64, Relaxed);
-    stats.wait_us.fetch_add(wait, Relaxed);
-    stats.hold_us.fetch_add(micros(computed - start), Relaxed);
-    stats.send_us.fetch_add(micros(computed.elapsed()), Relaxed);
-}
-
-fn micros(d: std::time::Duration) -> u64 {
-    u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+    stats.batch(rows, wanted, sessions);
+    stats.job(label, wait, computed - start);
+    stats.sent(computed.elapsed());
 }

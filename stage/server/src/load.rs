@@ -12,6 +12,7 @@ use splitmodel_gguf::{Model, Package};
 use splitmodel_sampling::{GrammarFactory, SamplingError};
 
 use crate::heartbeat::Heartbeat;
+use crate::telemetry::Telemetry;
 
 /// Cells beyond the lanes' own: the probe's, rounded up as llama.cpp does.
 const PROBE_CELLS: u32 = 256;
@@ -191,7 +192,7 @@ pub fn worker(
     packages: &Packages,
     grammars: Option<GrammarFactory>,
     status: &StatusHub,
-    heartbeat: &Heartbeat,
+    (heartbeat, telemetry): (&Heartbeat, &Telemetry),
 ) -> Result<Worker<Slice>, LoadError> {
     status.set_phase(Phase::Loading);
     let engine = engine_config(config);
@@ -225,5 +226,6 @@ pub fn worker(
         let log = Log::create(std::io::BufWriter::new(file), &head, false).map_err(fail)?;
         worker.set_sink(Some(Box::new(log)));
     }
+    worker.set_observer(telemetry.observer());
     Ok(worker)
 }

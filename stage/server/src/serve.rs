@@ -10,6 +10,7 @@ use std::time::Duration;
 use splitmodel_chain::scheduler::{Limits, Request};
 use splitmodel_control::health::{self, HealthHub, Probe};
 use splitmodel_control::{ControlService, Phase, StageConfig, StageStatus, StatusHub};
+use splitmodel_link::TlsStore;
 use splitmodel_link::connection::Conditioning;
 use splitmodel_link::setup::InstanceId;
 use splitmodel_sampling::GenerationConfig;
@@ -17,15 +18,17 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::api;
+use crate::api::{self, Api, Starting};
 use crate::control::Handler;
 use crate::coordinator::{Coordinator, Deadlines};
-use crate::engine::{self, EngineJobs, EngineQueue, EngineStats};
+use crate::engine::{self, EngineJobs, EngineQueue};
 use crate::heartbeat;
 use crate::load::{self, LoadError, Packages, Vocabulary};
 use crate::logging;
-use crate::metrics::Metrics;
-use crate::wiring::{Identity, Parts, Wiring, WiringError};
+use crate::meter::EngineStats;
+use crate::metrics::{self, Metrics};
+use crate::telemetry::{Flush, Telemetry, TelemetryError};
+use crate::wiring::{self, Identity, Parts, Wiring, WiringError};
 
 /// An idle chain is probed this often.
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
@@ -54,6 +57,9 @@ pub enum ServeError {
     /// Links.
     #[error(transparent)]
     Wiring(#[from] WiringError),
+    /// Traces.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     /// API keys.
     #[error("api.api_key_file: {}: {source}", path.display())]
     Keys {
@@ -100,7 +106,16 @@ pub fn main(config: &Path, exit_with_parent: bool) -> Result<(), ServeError> {
         .build()
         .map_err(system("the async runtime cannot start"))?;
     let (queue, jobs) = engine::queue();
-    let result = runtime.block_on(Stage::new(config, queue)?.run(jobs, exit_with_parent));
+    let inside = runtime.enter();
+    let (stage, flush) = Stage::new(config, queue)?;
+    drop(inside);
+    let result = runtime.block_on(async {
+        let result = stage.run(jobs, exit_with_parent).await;
+        if let Some(flush) = flush {
+            flush.finish().await;
+        }
+        result
+    });
     // What still runs is idle connections; their peers are gone or going.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
@@ -111,8 +126,11 @@ struct Stage {
     instance: InstanceId,
     status: StatusHub,
     conditioning: Arc<Conditioning>,
+    tls: Option<TlsStore>,
     queue: EngineQueue,
     stats: Arc<EngineStats>,
+    telemetry: Telemetry,
+    metrics: Arc<Metrics>,
     /// Told to end: drains.
     drain: watch::Sender<Option<Duration>>,
     /// Ends everything.
@@ -129,8 +147,9 @@ struct Loaded {
 type Loading = oneshot::Receiver<Result<Loaded, LoadError>>;
 
 impl Stage {
-    fn new(config: StageConfig, queue: EngineQueue) -> Result<Self, ServeError> {
+    fn new(config: StageConfig, queue: EngineQueue) -> Result<(Self, Option<Flush>), ServeError> {
         let instance = InstanceId::random().map_err(system("an instance id"))?;
+        let tls = wiring::certificates(&config)?;
         let status = StatusHub::new(StageStatus {
             chain: config.chain.clone(),
             stage: config.stage,
@@ -144,16 +163,23 @@ impl Stage {
             ..StageStatus::default()
         });
         status.set_phase(Phase::Planned);
-        Ok(Self {
+        let (telemetry, flush) = Telemetry::start(&config, &instance.to_string())?;
+        let stats = Arc::<EngineStats>::default();
+        let metrics = Arc::new(Metrics::new(config.stage, stats.clone(), telemetry.counts()));
+        let stage = Self {
             config,
             instance,
             status,
             conditioning: Arc::default(),
+            tls,
             queue,
-            stats: Arc::default(),
+            stats,
+            telemetry,
+            metrics,
             drain: watch::Sender::new(None),
             stop: CancellationToken::new(),
-        })
+        };
+        Ok((stage, flush))
     }
 
     async fn run(self, jobs: EngineJobs, exit_with_parent: bool) -> Result<(), ServeError> {
@@ -165,15 +191,27 @@ impl Stage {
         let control = bind("control.bind", self.config.control.bind).await?;
         let health_listener = bind("health.bind", self.config.health.bind).await?;
         let http = match &self.config.api {
-            Some(api) => Some(bind("api.bind", api.bind).await?),
+            Some(api) => {
+                let listener = bind("api.bind", api.bind).await?;
+                let known = Starting { status: self.status.clone(), metrics: self.metrics.clone() };
+                Some(Api::start(api, known, listener, self.stop.clone())?)
+            }
             None => None,
         };
+        if let Some(config) = &self.config.metrics {
+            let listener = bind("metrics.bind", config.bind).await?;
+            let (metrics, stop) = (self.metrics.clone(), self.stop.clone());
+            tokio::spawn(async move {
+                if let Err(error) = metrics::serve(listener, metrics, stop).await {
+                    tracing::error!(%error, "the metrics service ended");
+                }
+            });
+        }
         let handler = Arc::new(Handler::new(self.drain.clone(), grace, self.conditioning.clone()));
         let service = ControlService::new(self.status.clone(), handler.clone());
-        let (tls, stop) = (self.config.link.tls.clone(), self.stop.clone());
+        let (tls, stop) = (self.tls.clone(), self.stop.clone());
         tokio::spawn(async move {
-            if let Err(error) = splitmodel_control::serve(control, service, tls.as_ref(), stop.cancelled_owned()).await
-            {
+            if let Err(error) = splitmodel_control::serve(control, service, tls, stop.cancelled_owned()).await {
                 tracing::error!(%error, "the control service ended");
             }
         });
@@ -201,7 +239,7 @@ impl Stage {
     async fn serve(
         self,
         jobs: EngineJobs,
-        http: Option<TcpListener>,
+        http: Option<Api>,
         handler: Arc<Handler>,
         health_hub: HealthHub,
     ) -> Result<(), ServeError> {
@@ -218,13 +256,15 @@ impl Stage {
         let (loaded, thread) = self.start_engine(jobs, packages.clone(), grammars)?;
         let loaded = loaded.await.map_err(|_| ServeError::Engine)??;
         self.status.set_phase(Phase::Loaded);
-        let metrics = Arc::new(Metrics::new(self.config.stage, self.stats.clone()));
+        let metrics = self.metrics.clone();
+        metrics.set_cells(loaded.n_ctx);
         let coordinator = self.config.is_first().then(|| self.coordinator(&vocabulary));
         if let (Some(coordinator), Some(vocabulary), Some(http)) = (&coordinator, vocabulary, http) {
             metrics.set_coordinator(coordinator.clone());
             handler.set_coordinator(coordinator.clone());
-            let backend = api::backend(&self.config, &packages, vocabulary, coordinator.clone(), metrics.clone());
-            api::start(&self.config, backend, http, self.stop.clone())?;
+            let measured = (metrics.clone(), self.telemetry.clone());
+            let backend = api::backend(&self.config, &packages, vocabulary, coordinator.clone(), measured);
+            http.open(backend)?;
         }
         let identity = Identity {
             instance: self.instance,
@@ -239,9 +279,10 @@ impl Stage {
             status: self.status.clone(),
             metrics,
             conditioning: self.conditioning.clone(),
+            tls: self.tls.clone(),
             shutdown: self.stop.clone(),
         };
-        let wiring = Arc::new(Wiring::new(&self.config, identity, parts)?);
+        let wiring = Arc::new(Wiring::new(&self.config, identity, parts));
         let ready = coordinator.as_ref().map_or_else(|| wiring.linked(), |c| c.ready());
         tokio::spawn(show_ready(ready.clone(), health_hub, self.status.clone(), coordinator.is_some()));
         tokio::spawn(tick(coordinator.clone(), self.status.clone(), self.stats.clone()));
@@ -271,8 +312,9 @@ impl Stage {
     ) -> Result<(Loading, JoinHandle<()>), ServeError> {
         let (tx, rx) = oneshot::channel();
         let (config, status, stats) = (self.config.clone(), self.status.clone(), self.stats.clone());
+        let telemetry = self.telemetry.clone();
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-            match load::worker(&config, &packages, grammars, &status, &stats.heartbeat) {
+            match load::worker(&config, &packages, grammars, &status, (&stats.heartbeat, &telemetry)) {
                 Ok(worker) => {
                     let slice = worker.runtime();
                     let loaded = Loaded { n_ctx: slice.cells(), lanes: slice.lanes() };
@@ -309,7 +351,7 @@ impl Stage {
         };
         let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer.clone());
         let first = tokenizer.and_then(|t| t.bos().or(t.eos())).unwrap_or(0);
-        Coordinator::new(limits, deadlines, self.queue.clone(), probe_request(first))
+        Coordinator::new(limits, deadlines, self.queue.clone(), probe_request(first), self.telemetry.measures())
     }
 }
 
@@ -318,7 +360,7 @@ fn probe_request(token: i32) -> Request {
     let config = GenerationConfig { prompt_tokens: 1, temperature: 0.0, ..GenerationConfig::default() };
     // A plain struct of numbers always has a JSON form.
     let config = serde_json::to_vec(&config).unwrap_or_default();
-    Request { prompt: vec![token], config, max_tokens: 1, eog: Vec::new(), logprobs: false }
+    Request { prompt: vec![token], config, max_tokens: 1, ..Request::default() }
 }
 
 async fn bind(field: &'static str, address: SocketAddr) -> Result<TcpListener, ServeError> {

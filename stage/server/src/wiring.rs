@@ -1,6 +1,8 @@
 //! Forms the chain: dials, accepts, joins connections to the engine, and forms it again when one of them ends
 //! (docs/wire.md, section 1).
 
+mod events;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,8 +12,8 @@ use splitmodel_link::connection::Conditioning;
 use splitmodel_link::frame::{ErrorClass, Frame, Report};
 use splitmodel_link::setup::{Formations, InstanceId, Refusal, RefusalCode, Role, Setup, Versions};
 use splitmodel_link::{
-    Acceptor, ActivationDtype, Agreed, Answer, ClosedReason, Connection, Dialer, Event, Inbound, LinkError, Message,
-    Options, Permit, Receiver, TlsConfig, accept, dial,
+    Acceptor, ActivationDtype, Agreed, Answer, Connection, Dialer, Event, Handshakes, Inbound, Message, Options,
+    Permit, TlsStore, accept_into, dial,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -19,10 +21,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::Coordinator;
 use crate::engine::{EngineQueue, Output};
-use crate::metrics::Metrics;
+use crate::metrics::{Line, Metrics};
+use events::{ended, is_final, lost};
 
 /// For everything between dialling and an agreed setup.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes under way at once.
+const HANDSHAKES: usize = 64;
 /// First and longest pause between attempts to reach a peer.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
@@ -47,7 +52,7 @@ pub struct Identity {
 pub struct Wiring {
     config: StageConfig,
     identity: Identity,
-    tls: Option<TlsConfig>,
+    tls: Option<TlsStore>,
     options: Options,
     queue: EngineQueue,
     status: StatusHub,
@@ -85,26 +90,33 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Injected wire properties.
     pub conditioning: Arc<Conditioning>,
+    /// Certificates, where the configuration names some.
+    pub tls: Option<TlsStore>,
     /// Ends everything, in order.
     pub shutdown: CancellationToken,
 }
 
+/// The certificates of a stage, of its links and of its control service. `None`: it has none.
+///
+/// # Errors
+/// [`WiringError::Tls`].
+pub fn certificates(config: &StageConfig) -> Result<Option<TlsStore>, WiringError> {
+    let tls = config.link.tls.as_ref();
+    Ok(tls.map(|t| TlsStore::from_pem_files(&t.ca, &t.cert, &t.key)).transpose()?)
+}
+
 impl Wiring {
     /// Links of a loaded stage.
-    ///
-    /// # Errors
-    /// [`WiringError::Tls`].
-    pub fn new(config: &StageConfig, identity: Identity, parts: Parts) -> Result<Self, WiringError> {
-        let tls = config.link.tls.as_ref();
-        let tls = tls.map(|t| TlsConfig::from_pem_files(&t.ca, &t.cert, &t.key)).transpose()?;
+    #[must_use]
+    pub fn new(config: &StageConfig, identity: Identity, parts: Parts) -> Self {
         let options = Options {
             peer_deadline: Duration::from_millis(config.link.peer_deadline_ms.into()),
             send_queue: config.max_in_flight() as usize + 2,
             conditioning: parts.conditioning,
         };
-        let Parts { queue, status, metrics, shutdown, .. } = parts;
+        let Parts { queue, status, metrics, tls, shutdown, .. } = parts;
         let linked = watch::Sender::new(false);
-        Ok(Self { config: config.clone(), identity, tls, options, queue, status, metrics, shutdown, linked })
+        Self { config: config.clone(), identity, tls, options, queue, status, metrics, shutdown, linked }
     }
 
     /// Follows whether the links of this stage are up.
@@ -137,8 +149,14 @@ impl Wiring {
         };
         self.queue.attach(1, Output::Local(Box::new(take)));
         self.metrics.formed();
-        coordinator.formed(1, Box::new(|why| tracing::error!(why, "the engine does not answer")));
+        let status = self.status.clone();
+        let hung = move |why: String| {
+            // No formation can cure it: liveness has the process started again.
+            tracing::error!(why, "the engine does not answer");
+            status.set_error(&format!("the engine does not answer: {why}"), false);
+        };
         self.show_formation(1);
+        coordinator.formed(1, None, Box::new(hung));
         self.shutdown.cancelled().await;
         coordinator.lost(1);
     }
@@ -173,7 +191,7 @@ impl Wiring {
         number: u64,
         downstream: &str,
         coordinator: &Arc<Coordinator>,
-        returns: &mut mpsc::Receiver<(u64, Connection)>,
+        returns: &mut mpsc::Receiver<(Connection, Agreed)>,
     ) -> (bool, String) {
         let dialer = self.dialer(self.setup(Role::Data, number, self.identity.instance), 1);
         let dialled = tokio::select! {
@@ -186,16 +204,21 @@ impl Wiring {
         };
         let mut back = loop {
             tokio::select! {
-                event = down.receiver.next() => if let Some(why) = ended(event, "stage 1") { return (false, why) },
-                Some((n, connection)) = returns.recv() => if n == number { break connection },
+                event = down.receiver.next() => if let Some(why) = ended(event, "stage 1", &down.sender) {
+                    return (false, why);
+                },
+                Some((connection, agreed)) = returns.recv() => if agreed.theirs.formation == number { break connection },
                 () = self.shutdown.cancelled() => return (false, String::new()),
             }
         };
         let (break_chain, mut broken) = mpsc::unbounded_channel();
         self.queue.attach(number, Output::Link(down.sender.clone()));
         self.metrics.formed();
+        self.metrics.connected(Line::Downstream, down.sender.clone());
+        self.metrics.connected(Line::Return, back.sender.clone());
         coordinator.formed(
             number,
+            Some(down.sender.clone()),
             Box::new(move |why| {
                 let _ = break_chain.send(why); // the formation may be over
             }),
@@ -209,9 +232,9 @@ impl Wiring {
                         coordinator.answered(number, p);
                         drop(permit);
                     }
-                    other => if let Some(why) = ended(other, "the last stage") { break why },
+                    other => if let Some(why) = ended(other, "the last stage", &back.sender) { break why },
                 },
-                event = down.receiver.next() => if let Some(why) = ended(event, "stage 1") { break why },
+                event = down.receiver.next() => if let Some(why) = ended(event, "stage 1", &down.sender) { break why },
                 Some(why) = broken.recv() => {
                     let report = self.report(ErrorClass::Timeout, why.clone());
                     down.sender.fail(report);
@@ -232,7 +255,7 @@ impl Wiring {
         self: Arc<Self>,
         listener: TcpListener,
         formation: Arc<AtomicU64>,
-        returned: mpsc::Sender<(u64, Connection)>,
+        returned: mpsc::Sender<(Connection, Agreed)>,
     ) {
         let this = Arc::clone(&self);
         let decide = move |theirs: &Setup| {
@@ -244,11 +267,7 @@ impl Wiring {
             Ok(this.answer(this.setup(Role::Return, now, this.identity.instance), theirs))
         };
         let acceptor = self.acceptor(Arc::new(decide));
-        self.accept_each(listener, acceptor, move |connection, agreed| {
-            // A fifth waiting connection is one too many: it ends here.
-            let _ = returned.try_send((agreed.theirs.formation, connection));
-        })
-        .await;
+        self.accept_each(listener, acceptor, returned).await;
     }
 
     async fn run_later(self: Arc<Self>) -> Result<(), WiringError> {
@@ -265,9 +284,7 @@ impl Wiring {
         };
         let acceptor = self.acceptor(Arc::new(decide));
         let (accepted, mut upstreams) = mpsc::channel(1);
-        let accepting = tokio::spawn(Arc::clone(&self).accept_each(listener, acceptor, move |connection, agreed| {
-            let _ = accepted.try_send((connection, agreed)); // one at a time: the next attempt comes
-        }));
+        let accepting = tokio::spawn(Arc::clone(&self).accept_each(listener, acceptor, accepted));
         let mut waiting = None;
         while !self.shutdown.is_cancelled() {
             let upstream = match waiting.take() {
@@ -298,6 +315,10 @@ impl Wiring {
             Err(why) => return why,
         };
         self.queue.attach(formation, Output::Link(down.sender.clone()));
+        self.metrics.formed();
+        self.metrics.connected(Line::Upstream, up.sender.clone());
+        let line = if self.config.is_last() { Line::Return } else { Line::Downstream };
+        self.metrics.connected(line, down.sender.clone());
         for (frame, permit) in early {
             self.queue.frame_from_link(formation, frame, permit);
         }
@@ -309,12 +330,12 @@ impl Wiring {
                     Some(Event::Message(Inbound { message: Message::Frame(frame), permit })) => {
                         self.queue.frame_from_link(formation, frame, permit);
                     }
-                    other => if let Some(why) = ended(other, "the upstream stage") {
+                    other => if let Some(why) = ended(other, "the upstream stage", &up.sender) {
                         down.sender.close();
                         return why;
                     },
                 },
-                event = down.receiver.next() => if let Some(why) = ended(event, "the next stage") {
+                event = down.receiver.next() => if let Some(why) = ended(event, "the next stage", &down.sender) {
                     up.sender.fail(self.report(ErrorClass::PeerLost, why.clone()));
                     return why;
                 },
@@ -354,12 +375,12 @@ impl Wiring {
                         }
                     }
                 },
-                why = lost(&mut up.receiver, early) => return Err(why),
+                why = lost(up, early) => return Err(why),
                 () = self.shutdown.cancelled() => return Err("shutdown".to_owned()),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                why = lost(&mut up.receiver, early) => return Err(why),
+                why = lost(up, early) => return Err(why),
             }
             pause = (pause * 2).min(BACK_OFF.1);
         }
@@ -370,12 +391,14 @@ impl Wiring {
         TcpListener::bind(address).await.map_err(|source| WiringError::Bind { address, source })
     }
 
+    /// Lets peers in who agree with this stage, as long as `inbox` has places.
     async fn accept_each(
         self: Arc<Self>,
         listener: TcpListener,
         acceptor: Acceptor,
-        take: impl Fn(Connection, Agreed) + Clone + Send + 'static,
+        inbox: mpsc::Sender<(Connection, Agreed)>,
     ) {
+        let mut handshakes = Handshakes::new(HANDSHAKES);
         loop {
             let (stream, address) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -386,13 +409,15 @@ impl Wiring {
                     continue;
                 }
             };
-            let (acceptor, take) = (acceptor.clone(), take.clone());
-            tokio::spawn(async move {
-                match accept(stream, &acceptor).await {
-                    Ok((connection, agreed)) => take(connection, agreed),
-                    Err(error) => tracing::warn!(%address, %error, "a connection was refused"),
+            let (acceptor, inbox) = (acceptor.clone(), inbox.clone());
+            let full = handshakes.spawn(async move {
+                if let Err(error) = accept_into(stream, &acceptor, &inbox).await {
+                    tracing::warn!(%address, %error, "a connection was refused");
                 }
             });
+            if full {
+                tracing::warn!(limit = HANDSHAKES, "too many unfinished handshakes: the oldest was ended");
+            }
         }
     }
 
@@ -475,50 +500,4 @@ impl Wiring {
             }
         });
     }
-}
-
-/// What an event means for a connection on which nothing but errors may come: `Some` ends the formation.
-fn ended(event: Option<Event>, peer: &str) -> Option<String> {
-    match event {
-        Some(Event::Message(Inbound { message: Message::Error(report), .. })) => {
-            tracing::warn!(stage = report.stage, class = ?report.class, message = report.message, "{peer} reports");
-            None // its connection ends next, or it lives on
-        }
-        Some(Event::Message(Inbound { message, .. })) => {
-            Some(format!("{peer} sent what it must not: {}", kind(&message)))
-        }
-        Some(Event::Closed(ClosedReason::Goodbye)) => Some(format!("{peer} is shutting down")),
-        Some(Event::Closed(reason)) => Some(format!("{peer}: {reason}")),
-        None => Some(format!("{peer}: the connection ended")),
-    }
-}
-
-fn kind(message: &Message) -> &'static str {
-    match message {
-        Message::Frame(_) => "a frame",
-        Message::Predictions(_) => "predictions",
-        Message::Credit(_) => "credit",
-        Message::Ping(_) | Message::Pong(_) => "a ping",
-        Message::Error(_) => "an error",
-        Message::Goodbye => "a goodbye",
-    }
-}
-
-/// Waits until the connection ends, and keeps the frames that come.
-async fn lost(receiver: &mut Receiver, early: &mut Vec<(Frame, Permit)>) -> String {
-    loop {
-        match receiver.next().await {
-            Some(Event::Message(Inbound { message: Message::Frame(frame), permit })) => early.push((frame, permit)),
-            other => {
-                if let Some(why) = ended(other, "the upstream stage") {
-                    return why;
-                }
-            }
-        }
-    }
-}
-
-/// Whether another attempt in this formation is pointless: a peer that answered and refused.
-fn is_final(error: &LinkError) -> bool {
-    matches!(error, LinkError::Refused(r) | LinkError::Refusing(r) if r.code != RefusalCode::Busy)
 }

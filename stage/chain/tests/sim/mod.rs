@@ -167,7 +167,7 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
 pub fn request(prompt: Vec<Token>, max_tokens: usize, config: &GenerationConfig) -> Request {
     let config =
         GenerationConfig { prompt_tokens: u32::try_from(prompt.len()).unwrap(), eog: vec![EOG], ..config.clone() };
-    Request { prompt, config: serde_json::to_vec(&config).unwrap(), max_tokens, eog: vec![EOG], logprobs: false }
+    Request { prompt, config: serde_json::to_vec(&config).unwrap(), max_tokens, eog: vec![EOG], ..Request::default() }
 }
 
 pub fn greedy() -> GenerationConfig {

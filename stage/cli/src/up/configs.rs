@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use splitmodel_control::StageConfig;
 use splitmodel_control::config::{
-    BindConfig, CacheConfig, EngineConfig, LinkConfig, LogConfig, ModelConfig, SchedulingConfig, Telemetry,
+    BindConfig, CacheConfig, EngineConfig, LinkConfig, LogConfig, ModelConfig, SchedulingConfig, TelemetryConfig,
 };
 
 use super::ports::StagePorts;
@@ -78,7 +78,8 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
             scheduling: scheduling(planned, local, engine.n_ubatch),
             engine,
             log: local.log.clone(),
-            telemetry: Telemetry::default(),
+            telemetry: TelemetryConfig::default(),
+            metrics: Some(BindConfig { bind: own.metrics }),
             schedule_log: local.schedules.as_ref().map(|dir| dir.join(format!("stage-{stage}.schedule"))),
         };
         config.validate()?;
@@ -138,7 +139,9 @@ mod tests {
 
     fn ports(stages: u16) -> Vec<StagePorts> {
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        (0..stages).map(|s| StagePorts { link: at(100 + s), control: at(200 + s), health: at(300 + s) }).collect()
+        let ports =
+            |s| StagePorts { link: at(100 + s), control: at(200 + s), health: at(300 + s), metrics: at(400 + s) };
+        (0..stages).map(ports).collect()
     }
 
     #[test]

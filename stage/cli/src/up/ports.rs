@@ -15,6 +15,8 @@ pub struct StagePorts {
     pub control: SocketAddr,
     /// The health service.
     pub health: SocketAddr,
+    /// `/metrics`.
+    pub metrics: SocketAddr,
 }
 
 /// Finds free ports for `stages` stages, all different, and none of them `api`.
@@ -22,7 +24,7 @@ pub struct StagePorts {
 /// # Errors
 /// [`CliError::System`] when the machine has none left.
 pub fn reserve(stages: u32, api: SocketAddr) -> Result<Vec<StagePorts>, CliError> {
-    let wanted = stages as usize * 3;
+    let wanted = stages as usize * 4;
     let mut held = Vec::with_capacity(wanted);
     let mut found = BTreeSet::new();
     while found.len() < wanted {
@@ -35,7 +37,7 @@ pub fn reserve(stages: u32, api: SocketAddr) -> Result<Vec<StagePorts>, CliError
         }
     }
     let found: Vec<SocketAddr> = found.into_iter().collect();
-    Ok(found.chunks_exact(3).map(|c| StagePorts { link: c[0], control: c[1], health: c[2] }).collect())
+    Ok(found.chunks_exact(4).map(|c| StagePorts { link: c[0], control: c[1], health: c[2], metrics: c[3] }).collect())
 }
 
 const fn no_ports(source: std::io::Error) -> CliError {
@@ -57,7 +59,7 @@ pub fn check_api(address: SocketAddr) -> Result<(), CliError> {
 /// Whether another program now has one of `ports`, which this stage was given.
 #[must_use]
 pub fn taken(ports: &StagePorts) -> bool {
-    [ports.link, ports.control, ports.health]
+    [ports.link, ports.control, ports.health, ports.metrics]
         .into_iter()
         .any(|address| matches!(TcpListener::bind(address), Err(e) if e.kind() == ErrorKind::AddrInUse))
 }
@@ -71,8 +73,8 @@ mod tests {
         let api = "127.0.0.1:8000".parse().unwrap();
         let ports = reserve(20, api).unwrap();
         let all: BTreeSet<u16> =
-            ports.iter().flat_map(|p| [p.link.port(), p.control.port(), p.health.port()]).collect();
-        assert_eq!(all.len(), 60);
+            ports.iter().flat_map(|p| [p.link.port(), p.control.port(), p.health.port(), p.metrics.port()]).collect();
+        assert_eq!(all.len(), 80);
         assert!(!all.contains(&8000));
         assert!(!taken(&ports[0]));
         let _other = TcpListener::bind(ports[0].health).unwrap();

@@ -3,6 +3,7 @@
 //! YAML or JSON, snake case, unknown fields refused. Options that llama.cpp has carry llama.cpp's names.
 mod engine;
 mod network;
+mod telemetry;
 mod validate;
 
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use engine::{CacheType, EngineConfig, FlashAttention, SplitMode};
 pub use network::{Activations, ApiConfig, BindConfig, LinkConfig, Secret, TlsConfig};
+pub use telemetry::{TelemetryConfig, Tier};
 
 /// Everything a stage is told at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,9 +53,12 @@ pub struct StageConfig {
     /// What is logged, and how.
     #[serde(default)]
     pub log: LogConfig,
-    /// How much is measured: `off`, `summary` or `debug`.
+    /// Traces and what is measured of requests.
     #[serde(default)]
-    pub telemetry: Telemetry,
+    pub telemetry: TelemetryConfig,
+    /// Where `/metrics` is served besides the API. Absent: stage 0 serves it with the API, other stages not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<BindConfig>,
     /// File that every batch and memory operation is appended to, for replay. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_log: Option<PathBuf>,
@@ -144,19 +149,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
-}
-
-/// How much is measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Telemetry {
-    /// Nothing but counters.
-    Off,
-    /// Per request and per stage.
-    #[default]
-    Summary,
-    /// Per frame as well.
-    Debug,
 }
 
 /// A configuration that cannot be used.

@@ -131,6 +131,45 @@ pub struct ApiConfig {
     /// Origins that browsers may call from; `*` for any; empty for none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cors: Vec<String>,
+    /// Pause in milliseconds after which a silent stream gets a comment.
+    #[serde(default = "default_keep_alive")]
+    pub keep_alive_ms: u32,
+    /// Longest time in milliseconds for the head of a request, and for an idle connection until its next one.
+    #[serde(default = "default_header_timeout")]
+    pub header_timeout_ms: u32,
+    /// Connections at once; more wait to be accepted.
+    #[serde(default = "default_max_connections")]
+    pub max_connections: u32,
+}
+
+const fn default_keep_alive() -> u32 {
+    10_000
+}
+
+const fn default_header_timeout() -> u32 {
+    30_000
+}
+
+const fn default_max_connections() -> u32 {
+    4096
+}
+
+impl ApiConfig {
+    /// The API of `model` at `bind`, open to everyone, with defaults for the rest.
+    #[must_use]
+    pub const fn new(bind: SocketAddr, model: String) -> Self {
+        Self {
+            bind,
+            model,
+            aliases: Vec::new(),
+            api_keys: Vec::new(),
+            api_key_file: None,
+            cors: Vec::new(),
+            keep_alive_ms: default_keep_alive(),
+            header_timeout_ms: default_header_timeout(),
+            max_connections: default_max_connections(),
+        }
+    }
 }
 
 /// Text that never appears in logs.

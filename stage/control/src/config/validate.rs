@@ -4,8 +4,9 @@ use super::{ConfigError, StageConfig};
 
 /// Most lanes of a chain: llama.cpp's limit of sequences, less the probe lane.
 const MAX_LANES: u32 = 255;
-/// Smallest useful message: a frame with a handful of rows of a small model.
-const MIN_MESSAGE: u32 = 64 << 10;
+/// Smallest message that holds every section and a handful of rows of a small model; stages find out together whether
+/// theirs fit.
+const MIN_MESSAGE: u32 = splitmodel_link::codec::MAX_SECTION_BYTES as u32 + (64 << 10);
 /// Largest message a 32-bit length allows with room to spare.
 const MAX_MESSAGE: u32 = 1 << 30;
 
@@ -47,6 +48,7 @@ impl StageConfig {
         self.check_api()?;
         self.check_engine()?;
         self.check_scheduling()?;
+        self.check_telemetry()?;
         self.check_binds()
     }
 
@@ -120,7 +122,9 @@ impl StageConfig {
             return invalid("link.credits", "is 0; nothing could ever be sent");
         }
         if !(MIN_MESSAGE..=MAX_MESSAGE).contains(&link.max_message_bytes) {
-            return invalid("link.max_message_bytes", format!("must be between {MIN_MESSAGE} and {MAX_MESSAGE}"));
+            let got = link.max_message_bytes;
+            let range = format!("is {got}; it must be between {MIN_MESSAGE} and {MAX_MESSAGE}");
+            return invalid("link.max_message_bytes", range);
         }
         match &link.tls {
             Some(tls) if tls.names.len() != self.stages as usize => invalid(
@@ -157,7 +161,9 @@ impl StageConfig {
         if api.api_keys.iter().any(|k| k.expose().trim().is_empty()) {
             return invalid("api.api_keys", "has an empty key, which every client would present");
         }
-        Ok(())
+        at_least_one("api.keep_alive_ms", api.keep_alive_ms)?;
+        at_least_one("api.header_timeout_ms", api.header_timeout_ms)?;
+        at_least_one("api.max_connections", api.max_connections)
     }
 
     fn check_engine(&self) -> Check {
@@ -228,15 +234,32 @@ impl StageConfig {
         Ok(())
     }
 
+    fn check_telemetry(&self) -> Check {
+        let t = &self.telemetry;
+        if !(0.0..=1.0).contains(&t.sample_ratio) {
+            return invalid("telemetry.sample_ratio", format!("is {}; it must be between 0 and 1", t.sample_ratio));
+        }
+        at_least_one("telemetry.queue", t.queue)?;
+        match &t.otlp_endpoint {
+            Some(url) if !(url.starts_with("http://") || url.starts_with("https://")) => invalid(
+                "telemetry.otlp_endpoint",
+                format!("`{url}` is no URL of a collector; write one such as http://collector:4317"),
+            ),
+            _ => Ok(()),
+        }
+    }
+
     fn check_binds(&self) -> Check {
-        let mut taken: Vec<(&str, SocketAddr)> = Vec::with_capacity(4);
+        let mut taken: Vec<(&str, SocketAddr)> = Vec::with_capacity(5);
         let link = (self.stages > 1).then_some(("link.bind", self.link.bind));
         let api = self.api.as_ref().map(|a| ("api.bind", a.bind));
+        let metrics = self.metrics.map(|m| ("metrics.bind", m.bind));
         for (field, address) in link
             .into_iter()
             .chain([("control.bind", self.control.bind)])
             .chain([("health.bind", self.health.bind)])
             .chain(api)
+            .chain(metrics)
         {
             if let Some((other, _)) = taken.iter().find(|(_, a)| *a == address && address.port() != 0) {
                 return invalid(field, format!("{address} is taken by `{other}`; give each service a port of its own"));

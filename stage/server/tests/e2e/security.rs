@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use splitmodel_control::ControlClient;
 use splitmodel_control::config::Activations;
-use splitmodel_link::setup::{InstanceId, Role, Setup, Versions};
-use splitmodel_link::{ActivationDtype, Dialer, LinkError, Options, dial};
+use splitmodel_link::setup::Role;
+use splitmodel_link::{LinkError, dial};
 
 use crate::harness::certificates::Authority;
 use crate::harness::chain::Chain;
 use crate::harness::client::request;
 use crate::harness::models::{cache, tiny};
+use crate::harness::peer;
 use crate::harness::plan::Plan;
 
 const PROMPT: [i32; 4] = [30, 31, 32, 33];
@@ -64,7 +65,9 @@ async fn a_chain_with_certificates_serves_and_lets_nobody_else_in() {
         Err(e) => tries.push(Err(e)),
     }
     assert!(tries.iter().all(Result::is_err), "{tries:?}");
-    let plain = dial(chain.configs[1].link.bind, &dialer(&chain)).await.expect_err("not let in");
+    let plain = dial(chain.configs[1].link.bind, &peer::dialer(peer::setup(&chain, Role::Data, 0)))
+        .await
+        .expect_err("not let in");
     println!("plain TCP to a stage with certificates: {plain}");
     chain.client.ask(&request(2, &PROMPT, 5)).await;
     chain.end().await;
@@ -134,39 +137,10 @@ async fn stages_with_unlike_settings_are_refused_with_both_values() {
     }
 }
 
-/// Dials stage 1 as stage 0 would.
-fn dialer(chain: &Chain) -> Dialer {
-    let config = &chain.configs[0];
-    let root = InstanceId::random().unwrap();
-    let setup = Setup {
-        role: Role::Data,
-        chain: config.chain.clone(),
-        formation: 1,
-        root,
-        stage: 0,
-        stages: config.stages as u16,
-        layers: config.layers,
-        n_layers: config.n_layers,
-        model: splitmodel_gguf::Model::open(tiny(1)).unwrap().digest().to_owned(),
-        n_embd: 128,
-        activations: ActivationDtype::F32,
-        lanes: config.engine.lanes + 1,
-        n_ctx: config.engine.cells() + 256,
-        n_ubatch: config.engine.n_ubatch,
-        instance: root,
-        cache_generation: 0,
-        credits: 8,
-        max_message_bytes: 1 << 26,
-        versions: Versions { software: "99.0.0".to_owned(), llama_cpp: splitmodel_engine::llama_version() },
-        features: Vec::new(),
-    };
-    Dialer { tls: None, setup, options: Options::default(), deadline: Duration::from_secs(5) }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_with_another_llama_cpp_is_refused_with_both_versions() {
     let mut chain = Chain::start(&plan()).await;
-    let mut old = dialer(&chain);
+    let mut old = peer::dialer(peer::setup(&chain, Role::Data, 0));
     old.setup.versions.llama_cpp = "b1".to_owned();
     let error = dial(chain.configs[1].link.bind, &old).await.expect_err("not let in");
     let text = error.to_string();

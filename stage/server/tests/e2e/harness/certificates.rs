@@ -1,5 +1,6 @@
 //! Certificates for stages.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -42,5 +43,45 @@ impl Authority {
     /// Certificates of all stages of a chain.
     pub fn chain(&self, stages: usize) -> Vec<TlsConfig> {
         (0..stages).map(|i| self.stage(i, stages)).collect()
+    }
+}
+
+/// A folder of certificates as Kubernetes mounts a Secret: the files are links into `..data`, itself a link that a new
+/// generation replaces in one step.
+pub struct Secret {
+    dir: PathBuf,
+    generation: u32,
+}
+
+const FILES: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
+
+impl Secret {
+    pub fn new(dir: PathBuf, files: &TlsConfig) -> Self {
+        std::fs::create_dir(&dir).unwrap();
+        let mut secret = Self { dir, generation: 0 };
+        secret.put(files);
+        for name in FILES {
+            symlink(Path::new("..data").join(name), secret.dir.join(name)).unwrap();
+        }
+        secret
+    }
+
+    /// Replaces all files at once.
+    pub fn put(&mut self, files: &TlsConfig) {
+        self.generation += 1;
+        let name = format!("..{}", self.generation);
+        std::fs::create_dir(self.dir.join(&name)).unwrap();
+        for (from, to) in [&files.ca, &files.cert, &files.key].into_iter().zip(FILES) {
+            std::fs::copy(from, self.dir.join(&name).join(to)).unwrap();
+        }
+        let [new, data] = ["..new", "..data"].map(|n| self.dir.join(n));
+        symlink(name, &new).unwrap();
+        std::fs::rename(new, data).unwrap();
+    }
+
+    /// What the configuration of a stage names, in a chain of `stages`.
+    pub fn config(&self, stages: usize) -> TlsConfig {
+        let [ca, cert, key] = FILES.map(|name| self.dir.join(name));
+        TlsConfig { ca, cert, key, names: (0..stages).map(name).collect() }
     }
 }

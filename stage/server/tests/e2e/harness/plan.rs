@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use splitmodel_control::StageConfig;
 use splitmodel_control::config::{
     Activations, ApiConfig, BindConfig, CacheConfig, CacheType, EngineConfig, FlashAttention, LinkConfig, LogConfig,
-    LogFormat, ModelConfig, SchedulingConfig, Telemetry, TlsConfig,
+    LogFormat, ModelConfig, SchedulingConfig, TelemetryConfig, TlsConfig,
 };
 
 use super::models;
@@ -76,9 +76,9 @@ impl Plan {
 
     /// Configurations of all stages on free ports, with files in `dir`.
     pub fn configs(&self, dir: &Path) -> Vec<StageConfig> {
-        let ports = free_ports(4 * self.stages());
+        let ports = free_ports(5 * self.stages());
         let stages = self.stages();
-        let at = |stage: usize, service: usize| ports[4 * stage + service];
+        let at = |stage: usize, service: usize| ports[5 * stage + service];
         (0..stages)
             .map(|i| StageConfig {
                 chain: "e2e".to_owned(),
@@ -99,21 +99,15 @@ impl Plan {
                 },
                 control: BindConfig { bind: at(i, 1) },
                 health: BindConfig { bind: at(i, 2) },
-                api: (i == 0).then(|| ApiConfig {
-                    bind: at(0, 3),
-                    model: "e2e".to_owned(),
-                    aliases: Vec::new(),
-                    api_keys: Vec::new(),
-                    api_key_file: None,
-                    cors: Vec::new(),
-                }),
+                api: (i == 0).then(|| ApiConfig::new(at(0, 3), "e2e".to_owned())),
                 engine: self.engine.clone(),
                 scheduling: self.scheduling.clone(),
                 log: LogConfig {
                     format: if self.json_logs { LogFormat::Json } else { LogFormat::Text },
                     level: "info,splitmodel_server=debug".to_owned(),
                 },
-                telemetry: Telemetry::default(),
+                telemetry: TelemetryConfig::default(),
+                metrics: Some(BindConfig { bind: at(i, 4) }),
                 schedule_log: self.schedule.then(|| dir.join(format!("schedule-{i}.jsonl"))),
             })
             .collect()
