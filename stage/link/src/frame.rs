@@ -271,6 +271,20 @@ pub struct Report {
     pub message: String,
 }
 
+/// A resident prefix that a session may begin with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Candidate {
+    /// The resident's number, never used twice in a formation.
+    pub page: u64,
+    /// Cells to take over, from position 0; at least 1.
+    pub length: u32,
+    /// Where it is kept: an index of the stage's resident sequences.
+    pub slot: u16,
+}
+
+/// Most candidates of one restore.
+pub const MAX_CANDIDATES: usize = 8;
+
 /// An ordered control section of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Section {
@@ -280,6 +294,36 @@ pub enum Section {
         target: Target,
         /// JSON of the generation config.
         json: Vec<u8>,
+    },
+    /// Begin a session with the longest of these residents that the stage has; each stage forwards those it has.
+    Restore {
+        /// The session, whose lane is free.
+        target: Target,
+        /// Longest first, at most [`MAX_CANDIDATES`].
+        candidates: Vec<Candidate>,
+    },
+    /// Keep the first cells of a session's lane as a resident.
+    Record {
+        /// The session.
+        target: Target,
+        /// What is kept, and where; what stood there goes.
+        resident: Candidate,
+    },
+    /// Forget a resident.
+    Evict {
+        /// Its number.
+        page: u64,
+        /// Where it is kept.
+        slot: u16,
+    },
+    /// What every stage restored; the last stage's answer to a restore.
+    Restored {
+        /// The session.
+        session: SessionId,
+        /// Its attempt.
+        epoch: Epoch,
+        /// Cells of the longest candidate that all stages have; 0 for none.
+        length: u32,
     },
     /// Remove cells at and after a position.
     Trim {

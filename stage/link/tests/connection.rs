@@ -276,7 +276,7 @@ async fn broken_protocol_is_answered_and_ends_the_connection() {
     let later = Section::Unknown { kind: 1000, flags: 0, body: vec![] };
     let mut unsupported =
         bytes(&Message::Frame(splitmodel_link::frame::Frame { sections: vec![later], ..Default::default() }));
-    unsupported[32..34].copy_from_slice(&2u16.to_le_bytes());
+    unsupported[32..34].copy_from_slice(&6u16.to_le_bytes());
     let mut long = bytes(&frame(0, 1));
     long[24..28].copy_from_slice(&(20u32 << 20).to_le_bytes());
     let five: Vec<u8> = (0..5).flat_map(|n| bytes(&frame(n, 1))).collect();
@@ -286,7 +286,7 @@ async fn broken_protocol_is_answered_and_ends_the_connection() {
         ("garbage", b"GET / HTTP/1.1\r\nHost: example\r\n\r\n".to_vec(), ErrorClass::Protocol, "SMF1"),
         ("an overrun", five, ErrorClass::Protocol, "without a credit"),
         ("too many credits", bytes(&Message::Credit(1)), ErrorClass::Protocol, "credits"),
-        ("a section of later", unsupported, ErrorClass::Unsupported, "section type 2"),
+        ("a section of later", unsupported, ErrorClass::Unsupported, "section type 6"),
         ("an oversized message", long, ErrorClass::Protocol, "limit"),
         ("another width", bytes(&samples()[0].1), ErrorClass::Protocol, "agreed"),
         ("endless errors", errors, ErrorClass::Protocol, "errors"),

@@ -1,30 +1,37 @@
 //! Sections of a message: type, flags, length, body.
 
 use super::{CodecError, check_position};
-use crate::frame::{ErrorClass, MUST_UNDERSTAND, Report, Section, StageStats, Target};
+use crate::frame::{Candidate, ErrorClass, MAX_CANDIDATES, MUST_UNDERSTAND, Report, Section, StageStats, Target};
 
 const HEAD: usize = 8;
 const NO_RECORD: u32 = u32::MAX;
 
 mod kind {
     pub(super) const CONFIG: u16 = 1;
+    pub(super) const RESTORE: u16 = 2;
+    pub(super) const RECORD: u16 = 3;
+    pub(super) const EVICT: u16 = 4;
     pub(super) const TRIM: u16 = 5;
     pub(super) const STOP: u16 = 7;
     pub(super) const RESET: u16 = 8;
     pub(super) const PROBE: u16 = 9;
     pub(super) const STATS: u16 = 11;
     pub(super) const REPORT: u16 = 12;
+    pub(super) const RESTORED: u16 = 13;
     pub(super) const TRACE: u16 = 14;
     pub(super) const LOGPROBS: u16 = 15;
-    /// Numbers with a meaning and no implementation: restore, record, evict, retire, positions, answer, mtp,
-    /// conditioning.
-    pub(super) const LATER: [u16; 8] = [2, 3, 4, 6, 10, 13, 16, 17];
+    /// Numbers with a meaning and no implementation: retire, positions, mtp, conditioning.
+    pub(super) const LATER: [u16; 4] = [6, 10, 16, 17];
     pub(super) const LAST_KNOWN: u16 = 17;
 }
 
 pub(super) fn kind_of(section: &Section) -> u16 {
     match section {
         Section::Config { .. } => kind::CONFIG,
+        Section::Restore { .. } => kind::RESTORE,
+        Section::Record { .. } => kind::RECORD,
+        Section::Evict { .. } => kind::EVICT,
+        Section::Restored { .. } => kind::RESTORED,
         Section::Trim { .. } => kind::TRIM,
         Section::Stop(_) => kind::STOP,
         Section::Reset => kind::RESET,
@@ -37,7 +44,21 @@ pub(super) fn kind_of(section: &Section) -> u16 {
 }
 
 pub(super) fn belongs_to_predictions(section: &Section) -> bool {
-    !matches!(section, Section::Config { .. } | Section::Trim { .. } | Section::Stop(_) | Section::Reset)
+    !is_command(section)
+}
+
+/// What stage 0 orders; it never comes back.
+fn is_command(section: &Section) -> bool {
+    matches!(
+        section,
+        Section::Config { .. }
+            | Section::Restore { .. }
+            | Section::Record { .. }
+            | Section::Evict { .. }
+            | Section::Trim { .. }
+            | Section::Stop(_)
+            | Section::Reset
+    )
 }
 
 /// The sections of one message; `logprobs` is kept as bytes until the records are known.
@@ -80,6 +101,17 @@ fn decode_body(kind: u16, flags: u16, body: &[u8]) -> Result<Section, CodecError
             check_position("trim", position)?;
             Section::Trim { target: Target { session, epoch, lane }, position }
         }
+        kind::RESTORE => decode_restore(&mut c)?,
+        kind::RECORD => {
+            let target = c.target()?;
+            Section::Record { target, resident: c.candidate()? }
+        }
+        kind::EVICT => {
+            let (page, slot) = (c.u64()?, c.u16()?);
+            c.zero()?;
+            Section::Evict { page, slot }
+        }
+        kind::RESTORED => Section::Restored { session: c.u64()?, epoch: c.u32()?, length: c.u32()? },
         kind::STOP => Section::Stop(c.target()?),
         kind::RESET => Section::Reset,
         kind::PROBE => Section::Probe(c.u64()?),
@@ -110,6 +142,18 @@ fn decode_body(kind: u16, flags: u16, body: &[u8]) -> Result<Section, CodecError
     Ok(section)
 }
 
+fn decode_restore(c: &mut Cursor<'_>) -> Result<Section, CodecError> {
+    let (session, epoch, lane, count) = (c.u64()?, c.u32()?, c.u16()?, c.u16()?);
+    if usize::from(count) > MAX_CANDIDATES {
+        return Err(CodecError::malformed(
+            "restore",
+            format!("{count} candidates; at most {MAX_CANDIDATES} may be named"),
+        ));
+    }
+    let candidates = (0..count).map(|_| c.candidate()).collect::<Result<_, _>>()?;
+    Ok(Section::Restore { target: Target { session, epoch, lane }, candidates })
+}
+
 fn decode_report(c: &mut Cursor<'_>) -> Result<Report, CodecError> {
     let (stage, class, record, session, length) = (c.u16()?, c.u16()?, c.u32()?, c.u64()?, c.u32()?);
     let class = ErrorClass::from_number(class)
@@ -123,6 +167,10 @@ fn decode_report(c: &mut Cursor<'_>) -> Result<Report, CodecError> {
 fn name(kind: u16) -> &'static str {
     match kind {
         kind::CONFIG => "config",
+        kind::RESTORE => "restore",
+        kind::RECORD => "record",
+        kind::EVICT => "evict",
+        kind::RESTORED => "restored",
         kind::TRIM => "trim",
         kind::STOP => "stop",
         kind::RESET => "reset",
@@ -138,6 +186,13 @@ fn name(kind: u16) -> &'static str {
 pub(super) fn wire_len(section: &Section) -> Result<u64, CodecError> {
     match section {
         Section::Trim { position, .. } => check_position("trim", *position)?,
+        Section::Restore { candidates, .. } => {
+            if candidates.len() > MAX_CANDIDATES {
+                return Err(CodecError::malformed("restore", format!("{} candidates", candidates.len())));
+            }
+            candidates.iter().try_for_each(check_candidate)?;
+        }
+        Section::Record { resident, .. } => check_candidate(resident)?,
         Section::Report(r) if r.record == Some(NO_RECORD) => {
             return Err(CodecError::malformed("report", "record 2³²−1 means none"));
         }
@@ -149,9 +204,21 @@ pub(super) fn wire_len(section: &Section) -> Result<u64, CodecError> {
     Ok((HEAD + body_len(section)) as u64)
 }
 
+/// A length that a position can count, and more than nothing.
+fn check_candidate(c: &Candidate) -> Result<(), CodecError> {
+    if c.length == 0 || i32::try_from(c.length).is_err() {
+        return Err(CodecError::malformed("candidate", format!("a length of {} cells", c.length)));
+    }
+    Ok(())
+}
+
 fn body_len(section: &Section) -> usize {
     match section {
         Section::Config { json, .. } => 16 + json.len(),
+        Section::Restore { candidates, .. } => 16 + 16 * candidates.len(),
+        Section::Record { .. } => 32,
+        Section::Evict { .. } => 12,
+        Section::Restored { .. } => 16,
         Section::Trim { .. } => 20,
         Section::Stop(_) => 16,
         Section::Reset => 0,
@@ -165,15 +232,33 @@ fn body_len(section: &Section) -> usize {
 
 /// Appends a section whose length [`wire_len`] accepted.
 pub(super) fn encode(section: &Section, out: &mut Vec<u8>) {
-    let must = matches!(
-        section,
-        Section::Config { .. } | Section::Trim { .. } | Section::Stop(_) | Section::Reset | Section::Probe(_)
-    );
+    let must = is_command(section) || matches!(section, Section::Probe(_));
     head(kind_of(section), if must { MUST_UNDERSTAND } else { 0 }, body_len(section), out);
     match section {
         Section::Config { target, json } => {
             encode_target(target, out);
             out.extend_from_slice(json);
+        }
+        Section::Restore { target, candidates } => {
+            out.extend_from_slice(&target.session.to_le_bytes());
+            out.extend_from_slice(&target.epoch.to_le_bytes());
+            out.extend_from_slice(&target.lane.to_le_bytes());
+            out.extend_from_slice(&(candidates.len() as u16).to_le_bytes());
+            candidates.iter().for_each(|c| encode_candidate(c, out));
+        }
+        Section::Record { target, resident } => {
+            encode_target(target, out);
+            encode_candidate(resident, out);
+        }
+        Section::Evict { page, slot } => {
+            out.extend_from_slice(&page.to_le_bytes());
+            out.extend_from_slice(&slot.to_le_bytes());
+            out.extend_from_slice(&[0; 2]);
+        }
+        Section::Restored { session, epoch, length } => {
+            out.extend_from_slice(&session.to_le_bytes());
+            out.extend_from_slice(&epoch.to_le_bytes());
+            out.extend_from_slice(&length.to_le_bytes());
         }
         Section::Trim { target, position } => {
             out.extend_from_slice(&target.session.to_le_bytes());
@@ -230,6 +315,13 @@ fn encode_target(t: &Target, out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 2]);
 }
 
+fn encode_candidate(c: &Candidate, out: &mut Vec<u8>) {
+    out.extend_from_slice(&c.page.to_le_bytes());
+    out.extend_from_slice(&c.length.to_le_bytes());
+    out.extend_from_slice(&c.slot.to_le_bytes());
+    out.extend_from_slice(&[0; 2]);
+}
+
 /// Reads little-endian fields off the front of a slice.
 struct Cursor<'a> {
     what: &'static str,
@@ -278,6 +370,14 @@ impl<'a> Cursor<'a> {
             0 => Ok(()),
             n => Err(CodecError::malformed(self.what, format!("reserved field is {n}, not 0"))),
         }
+    }
+
+    fn candidate(&mut self) -> Result<Candidate, CodecError> {
+        let (page, length, slot) = (self.u64()?, self.u32()?, self.u16()?);
+        self.zero()?;
+        let candidate = Candidate { page, length, slot };
+        check_candidate(&candidate)?;
+        Ok(candidate)
     }
 
     fn target(&mut self) -> Result<Target, CodecError> {

@@ -2,7 +2,8 @@
 
 use splitmodel_link::codec::Message;
 use splitmodel_link::frame::{
-    Activations, ErrorClass, Frame, Prediction, Predictions, Report, Row, Section, StageStats, Target, row_flags,
+    Activations, Candidate, ErrorClass, Frame, Prediction, Predictions, Report, Row, Section, StageStats, Target,
+    row_flags,
 };
 
 /// Takes values off the front of bytes; zeros when they are used up.
@@ -111,7 +112,7 @@ fn prediction(d: &mut Draw<'_>) -> Prediction {
 }
 
 fn section(d: &mut Draw<'_>, control: bool) -> Section {
-    let kinds = if control { 9 } else { 5 };
+    let kinds = if control { 13 } else { 6 };
     match d.u8() % kinds {
         0 => Section::Probe(d.u64()),
         1 => Section::Stats(StageStats {
@@ -126,11 +127,19 @@ fn section(d: &mut Draw<'_>, control: bool) -> Section {
         2 => Section::Report(report(d)),
         3 => Section::Trace { session: d.u64(), context: d.array() },
         4 => Section::Unknown { kind: d.u16().max(18), flags: 0, body: d.bytes(40) },
-        5 => Section::Config { target: target(d), json: d.bytes(40) },
-        6 => Section::Trim { target: target(d), position: d.position() },
-        7 => Section::Stop(target(d)),
+        5 => Section::Restored { session: d.u64(), epoch: d.u32(), length: d.u32() },
+        6 => Section::Config { target: target(d), json: d.bytes(40) },
+        7 => Section::Trim { target: target(d), position: d.position() },
+        8 => Section::Stop(target(d)),
+        9 => Section::Restore { target: target(d), candidates: (0..d.u8() % 9).map(|_| candidate(d)).collect() },
+        10 => Section::Record { target: target(d), resident: candidate(d) },
+        11 => Section::Evict { page: d.u64(), slot: d.u16() },
         _ => Section::Reset,
     }
+}
+
+fn candidate(d: &mut Draw<'_>) -> Candidate {
+    Candidate { page: d.u64(), length: 1 + d.u32() % i32::MAX as u32, slot: d.u16() }
 }
 
 fn target(d: &mut Draw<'_>) -> Target {

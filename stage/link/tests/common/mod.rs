@@ -12,7 +12,7 @@ use std::time::Duration;
 use splitmodel_link::codec::{ActivationDtype, Limits, Message, encode};
 use splitmodel_link::connection::{Conditioning, Options};
 use splitmodel_link::frame::{
-    Activations, ErrorClass, Frame, Prediction, Predictions, Report, Row, Section, StageStats, Target,
+    Activations, Candidate, ErrorClass, Frame, Prediction, Predictions, Report, Row, Section, StageStats, Target,
 };
 use splitmodel_link::setup::{Agreed, InstanceId, Role, Setup, Side, Versions, check};
 
@@ -98,6 +98,7 @@ pub fn prediction(top: Vec<(i32, f32)>) -> Prediction {
 pub fn samples() -> Vec<(&'static str, Message)> {
     let target = Target { session: 0x0102_0304_0506_0708, epoch: 0x0a0b_0c0d, lane: 0x0e0f };
     let stats = StageStats { version: 1, stage: 2, rows: 3, wait_us: 4, compute_us: 5, encode_us: 6, lanes: 7 };
+    let resident = Candidate { page: 0x3132_3334_3536_3738, length: 0x393a_3b3c, slot: 0x3d3e };
     let rows = vec![
         Row { session: target.session, epoch: 1, ordinal: 2, position: 3, token: 4, lane: 5, flags: 1 },
         Row { session: target.session, epoch: 1, ordinal: 3, position: 4, token: -1, lane: 5, flags: 31 },
@@ -112,11 +113,15 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         Section::Report(report("no")),
         Section::Trace { session: 9, context: std::array::from_fn(|i| i as u8) },
         Section::Unknown { kind: 999, flags: 0, body: vec![1, 2, 3] },
+        Section::Restore { target, candidates: vec![resident, Candidate { page: 1, length: 2, slot: 3 }] },
+        Section::Record { target, resident },
+        Section::Evict { page: 0x2122_2324_2526_2728, slot: 0x292a },
     ];
     let activations = Activations { width: 2, data: vec![1.0, -2.0, 0.5, f32::INFINITY] };
+    let restored = Section::Restored { session: target.session, epoch: 1, length: 300 };
     let predictions = Predictions {
         seq: 8,
-        sections: vec![Section::Stats(stats), Section::Probe(1)],
+        sections: vec![Section::Stats(stats), Section::Probe(1), restored],
         records: vec![prediction(vec![(7, -0.25), (8, -4.0)]), prediction(vec![])],
     };
     vec![
