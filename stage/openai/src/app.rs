@@ -19,15 +19,23 @@ pub struct ApiConfig {
     pub api_keys: Vec<String>,
     /// Largest request body in bytes, also after decompression.
     pub body_limit: usize,
-    /// Whether web pages of any origin may call.
-    pub cors: bool,
+    /// Bytes of all bodies that are being read or wait to be prepared; at least `body_limit`.
+    pub body_memory: usize,
+    /// Origins whose web pages may call, such as `https://app.example`; `*` for any; empty for none.
+    pub cors: Vec<String>,
     /// Pause after which a silent stream gets a comment.
     pub keep_alive: Duration,
 }
 
 impl Default for ApiConfig {
     fn default() -> Self {
-        Self { api_keys: Vec::new(), body_limit: 16 << 20, cors: true, keep_alive: Duration::from_secs(10) }
+        Self {
+            api_keys: Vec::new(),
+            body_limit: 16 << 20,
+            body_memory: 512 << 20,
+            cors: Vec::new(),
+            keep_alive: Duration::from_secs(10),
+        }
     }
 }
 
@@ -42,6 +50,9 @@ pub enum SetupError {
         /// The searcher's words.
         source: aho_corasick::BuildError,
     },
+    /// `cors` names something that no browser sends.
+    #[error("`{0}` is no origin; write it as browsers do, such as `https://app.example`, or `*` for any")]
+    Origin(String),
     /// An empty key would let everyone in.
     #[error("API key number {0} (from 0) is empty; remove it or fill it in")]
     EmptyKey(usize),
@@ -55,6 +66,8 @@ pub(crate) struct App {
     pub(crate) specials: Specials,
     /// Most bytes of text that one token stands for, at least 1.
     pub(crate) longest_token: usize,
+    /// KiB left for bodies.
+    pub(crate) bodies: Arc<Semaphore>,
     /// Requests that are prepared at once: rendered, tokenized, checked.
     pub(crate) preparing: Arc<Semaphore>,
     /// The same for what generates nothing.
@@ -85,8 +98,10 @@ impl App {
         let tokens = 0..i32::try_from(card.n_vocab).unwrap_or(i32::MAX);
         let longest_token = tokens.map(|t| backend.token_bytes(t).len()).max().unwrap_or(0).max(1);
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let bodies = config.body_memory.max(config.body_limit) / 1024 + 1;
         Ok(Self {
             longest_token,
+            bodies: Arc::new(Semaphore::new(bodies.min(Semaphore::MAX_PERMITS))),
             preparing: Arc::new(Semaphore::new(cores)),
             // A long text to be counted must not hold up prompts.
             other: Arc::new(Semaphore::new(cores.div_ceil(2))),

@@ -55,6 +55,7 @@ pub struct GenerationConfig {
     /// likeliest of all.
     pub eog: Vec<Token>,
     /// Tokens at positions 0.. before the first row sent (after a cache hit or a restart); −1 for media.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<Token>,
 }
 

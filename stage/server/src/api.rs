@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use splitmodel_control::{Phase, StageConfig, StatusHub, config};
-use splitmodel_openai::{ApiConfig, Door, Missing, ServeLimits, Startup, router, serve};
+use splitmodel_openai::{ApiConfig, Door, Missing, ServeLimits, SetupError, Startup, router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -44,7 +44,7 @@ impl Api {
     /// Serves on `http` until `stop`.
     ///
     /// # Errors
-    /// [`ServeError::Keys`].
+    /// [`ServeError::Keys`]; [`ServeError::Api`] for an origin that is none.
     pub fn start(
         api: &config::ApiConfig,
         startup: Starting,
@@ -53,7 +53,7 @@ impl Api {
     ) -> Result<Self, ServeError> {
         let options = ApiConfig {
             api_keys: keys(api)?,
-            cors: !api.cors.is_empty(),
+            cors: api.cors.clone(),
             keep_alive: Duration::from_millis(api.keep_alive_ms.into()),
             ..ApiConfig::default()
         };
@@ -61,7 +61,8 @@ impl Api {
             header_timeout: Duration::from_millis(api.header_timeout_ms.into()),
             max_connections: api.max_connections as usize,
         };
-        let door = Door::new(Arc::new(startup), options.cors);
+        let wrong = |e: SetupError| ServeError::Api(e.to_string());
+        let door = Door::new(Arc::new(startup), &options.cors).map_err(wrong)?;
         tokio::spawn(serve(http, door.clone(), limits, stop.cancelled_owned()));
         Ok(Self { door, options })
     }

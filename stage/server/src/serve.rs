@@ -68,8 +68,8 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
-    /// The API cannot start with this model.
-    #[error("the API cannot serve this model: {0}")]
+    /// The API cannot start with this model or configuration.
+    #[error("the API cannot start: {0}")]
     Api(String),
     /// The system.
     #[error("{what}: {source}")]

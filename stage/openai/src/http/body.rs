@@ -1,6 +1,7 @@
 //! Request bodies: limited, decompressed, parsed.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
@@ -9,7 +10,9 @@ use axum::http::{HeaderMap, header};
 use flate2::read::{GzDecoder, ZlibDecoder};
 use futures::StreamExt;
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::app::App;
 use crate::error::{ApiError, ErrorClass};
 
 /// What is read and thrown away of a body that is too large, so that its sender sees the answer and not a reset.
@@ -17,6 +20,8 @@ const DRAIN_BYTES: usize = 64 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 /// Longest pause within a body: who sends no more must not hold a connection for ever.
 const PAUSE: Duration = Duration::from_secs(30);
+/// Seconds after which a client may try again when bodies take all the memory they may.
+const RETRY_AFTER: u32 = 5;
 
 enum Encoding {
     Plain,
@@ -24,20 +29,46 @@ enum Encoding {
     Deflate,
 }
 
-/// A body as it came, within the limit.
+/// A body as it came, within the limits.
 pub(crate) struct RawBody {
     bytes: Vec<u8>,
     encoding: Encoding,
     limit: usize,
+    /// Its part of the memory for bodies.
+    _share: Share,
 }
 
-/// Reads the body of a request of at most `limit` bytes.
-pub(crate) async fn read(request: Request, limit: usize) -> Result<RawBody, ApiError> {
+/// Reads the body of a request.
+pub(crate) async fn read(request: Request, app: &App) -> Result<RawBody, ApiError> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
-    let encoding = encoding(&parts.headers)?;
-    let bytes = collect(&parts.headers, body, limit).await?;
-    Ok(RawBody { bytes, encoding, limit })
+    let (encoding, limit) = (encoding(&parts.headers)?, app.config.body_limit);
+    let mut share = Share { all: app.bodies.clone(), own: None };
+    let bytes = collect(&parts.headers, body, limit, &mut share).await?;
+    Ok(RawBody { bytes, encoding, limit, _share: share })
+}
+
+/// What a body takes of the memory for bodies, in KiB.
+struct Share {
+    all: Arc<Semaphore>,
+    own: Option<OwnedSemaphorePermit>,
+}
+
+impl Share {
+    /// Takes room for `bytes` in all. Without waiting: bodies that wait for each other would hold what they have.
+    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let has = self.own.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let kib = u32::try_from(bytes.div_ceil(1024).saturating_sub(has)).unwrap_or(u32::MAX);
+        let more = self.all.clone().try_acquire_many_owned(kib).map_err(|_| {
+            let message = format!("Too many large requests are under way. Try again in {RETRY_AFTER} s.");
+            ApiError::new(ErrorClass::Unavailable, message).with_retry_after(RETRY_AFTER)
+        })?;
+        match &mut self.own {
+            Some(own) => own.merge(more),
+            None => self.own = Some(more),
+        }
+        Ok(())
+    }
 }
 
 impl RawBody {
@@ -79,7 +110,7 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, ApiError> {
     }
 }
 
-async fn collect(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn collect(headers: &HeaderMap, body: Body, limit: usize, share: &mut Share) -> Result<Vec<u8>, ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let mut stream = body.into_data_stream();
     if announced.is_some_and(|n| n > limit) {
@@ -89,7 +120,7 @@ async fn collect(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8
         }
         return Err(too_large(limit));
     }
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
+    let mut bytes = Vec::new();
     let late = |_| ApiError::new(ErrorClass::InvalidRequest, format!("No more of the body came for {PAUSE:?}."));
     while let Some(chunk) = tokio::time::timeout(PAUSE, stream.next()).await.map_err(late)? {
         let chunk =
@@ -97,6 +128,11 @@ async fn collect(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8
         if bytes.len() + chunk.len() > limit {
             drain(&mut stream).await;
             return Err(too_large(limit));
+        }
+        if let Err(busy) = share.grow(bytes.len() + chunk.len()) {
+            share.own = None;
+            drain(&mut stream).await;
+            return Err(busy);
         }
         bytes.extend_from_slice(&chunk);
     }

@@ -39,7 +39,7 @@ pub(crate) async fn chat(
     request: Request,
 ) -> Result<Response, ApiError> {
     let half_closed = request.extensions().get().cloned();
-    let body = body::read(request, app.config.body_limit).await?;
+    let body = body::read(request, &app).await?;
     let prepared = off_thread(&app, &app.preparing, move |app, asker| {
         let body = body.json()?;
         let request = ChatRequest::read(&body, app.card())?;
@@ -58,7 +58,7 @@ pub(crate) async fn completion(
     request: Request,
 ) -> Result<Response, ApiError> {
     let half_closed = request.extensions().get().cloned();
-    let body = body::read(request, app.config.body_limit).await?;
+    let body = body::read(request, &app).await?;
     let prepared = off_thread(&app, &app.preparing, move |app, asker| {
         let body = body.json()?;
         let request = CompletionRequest::read(&body, app.card())?;

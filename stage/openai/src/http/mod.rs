@@ -9,10 +9,10 @@ mod reply;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::{HeaderName, Method, header};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware;
 use axum::routing::{MethodRouter, get, post};
-use tower_http::cors::{AllowHeaders, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::app::{ApiConfig, App, SetupError};
 use crate::backend::Backend;
@@ -64,8 +64,8 @@ pub fn router(backend: Arc<dyn Backend>, config: ApiConfig) -> Result<Router, Se
         })
         .layer(middleware::from_fn_with_state(app.clone(), layers::authorize))
         .layer(middleware::from_fn_with_state(app.clone(), layers::observe));
-    if app.config.cors {
-        router = router.layer(cors());
+    if let Some(cors) = cors(&app.config.cors)? {
+        router = router.layer(cors);
     }
     Ok(router.with_state(app))
 }
@@ -75,13 +75,25 @@ fn is_open(path: &str) -> bool {
     ROUTES.iter().any(|r| r.open && r.path == path)
 }
 
-/// Answers that web pages of any origin may read.
-pub(crate) fn cors() -> CorsLayer {
-    CorsLayer::new()
-        .allow_origin(Any)
+/// Answers that web pages of `origins` may read; `None` without any.
+pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, SetupError> {
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let mut allowed = Vec::new();
+    for origin in origins {
+        // Browsers name scheme, host and port, and nothing after them.
+        let plain = origin.split_once("://").is_some_and(|(_, host)| !host.is_empty() && !host.contains('/'));
+        let value = HeaderValue::from_str(origin).ok().filter(|_| plain || origin == "*");
+        allowed.push(value.ok_or_else(|| SetupError::Origin(origin.clone()))?);
+    }
+    let any = origins.iter().any(|o| o == "*");
+    let layer = CorsLayer::new()
+        .allow_origin(if any { AllowOrigin::any() } else { AllowOrigin::list(allowed) })
         .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
         // `*` would not cover Authorization.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, header::RETRY_AFTER])
-        .max_age(std::time::Duration::from_secs(86_400))
+        .max_age(std::time::Duration::from_secs(86_400));
+    Ok(Some(layer))
 }

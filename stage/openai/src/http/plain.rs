@@ -67,7 +67,7 @@ struct Tokenize {
 
 /// `POST /tokenize`: `{"content": text}` to `{"tokens": [ids]}`.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::read(request, app.config.body_limit).await?;
+    let body = body::read(request, &app).await?;
     off_thread(&app, &app.other, move |app, asker| {
         let body = body.json()?;
         let raw: Tokenize = read(&body)?;
@@ -94,7 +94,7 @@ struct Detokenize {
 
 /// `POST /detokenize`: `{"tokens": [ids]}` to `{"content": text}`.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::read(request, app.config.body_limit).await?;
+    let body = body::read(request, &app).await?;
     off_thread(&app, &app.other, move |app, _| {
         let body = body.json()?;
         let raw: Detokenize = read(&body)?;

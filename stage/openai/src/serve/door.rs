@@ -11,6 +11,7 @@ use axum::{Json, middleware};
 use serde_json::json;
 use tower::ServiceExt;
 
+use crate::app::SetupError;
 use crate::error::{ApiError, ErrorClass};
 use crate::http::{self, METRICS_TYPE};
 
@@ -54,7 +55,10 @@ impl std::fmt::Debug for Door {
 
 impl Door {
     /// A closed door. `cors` as in [`crate::ApiConfig`].
-    pub fn new(startup: Arc<dyn Startup>, cors: bool) -> Self {
+    ///
+    /// # Errors
+    /// [`SetupError::Origin`].
+    pub fn new(startup: Arc<dyn Startup>, cors: &[String]) -> Result<Self, SetupError> {
         let mut waiting = Router::new()
             .route("/health", get(http::health))
             .route("/", get(http::health))
@@ -64,10 +68,10 @@ impl Door {
             .fallback(unavailable)
             .with_state(startup)
             .layer(middleware::from_fn(http::name));
-        if cors {
-            waiting = waiting.layer(http::cors());
+        if let Some(cors) = http::cors(cors)? {
+            waiting = waiting.layer(cors);
         }
-        Self(Arc::new(Inner { waiting, open: OnceLock::new() }))
+        Ok(Self(Arc::new(Inner { waiting, open: OnceLock::new() })))
     }
 
     /// Requests go to `router` from here on; the first one stays.

@@ -315,11 +315,17 @@ async fn tokens_go_there_and_back() {
 
 #[tokio::test]
 async fn ids_metrics_and_cors() {
-    let server = server().await;
+    let config = ApiConfig {
+        cors: vec!["http://app.test".to_owned(), "https://b.test:8443".to_owned()],
+        ..ApiConfig::default()
+    };
+    let server = Server::with(Setup { config, ..Setup::default() }, |_| bytes("ok")).await;
     let id = |a: &crate::support::Answer| a.header("x-request-id").unwrap().to_owned();
     let own = server.raw("GET", "/v1/models", &[("x-request-id", "mine-1"), ("origin", "http://app.test")], b"").await;
     assert_eq!(id(&own), "mine-1");
-    assert_eq!(own.header("access-control-allow-origin"), Some("*"));
+    assert_eq!(own.header("access-control-allow-origin"), Some("http://app.test"));
+    let other = server.raw("GET", "/v1/models", &[("origin", "http://other.test")], b"").await;
+    assert_eq!((other.status, other.header("access-control-allow-origin")), (200, None));
     let odd = server.raw("GET", "/v1/models", &[("x-request-id", "a b")], b"").await;
     assert!(id(&odd).starts_with("req_"));
     let preflight = [
@@ -385,4 +391,36 @@ async fn a_clients_trace_goes_with_all_choices() {
     assert!(seen[2..].iter().all(|r| r.trace.is_none()));
     server.chat(json!({})).await.ok();
     assert_eq!(server.seen().last().unwrap().operation, "chat");
+}
+
+#[tokio::test]
+async fn an_origin_that_no_browser_sends_is_refused() {
+    let server = server().await;
+    for origin in ["app.test", "https://app.test/", "https://", "", "https://a.test\n"] {
+        let config = ApiConfig { cors: vec![origin.to_owned()], ..ApiConfig::default() };
+        let refused = splitmodel_openai::router(server.fake.clone(), config).unwrap_err().to_string();
+        assert!(refused.contains("no origin"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn all_bodies_together_are_bounded() {
+    let config = ApiConfig { body_limit: 64 << 10, body_memory: 64 << 10, ..ApiConfig::default() };
+    let server = Server::with(Setup { config, ..Setup::default() }, |_| bytes("ok")).await;
+    let body = json!({"model": "fake-model", "prompt": "Hi", "user": "x", "pad": "y".repeat(40 << 10)}).to_string();
+    let headers = [("content-type", "application/json")];
+    // One is read but for its last byte; from then on another has no room.
+    let mut first = server.open_part("/v1/completions", &headers, body.as_bytes(), body.len() - 1).await;
+    let mut second = server.raw("POST", "/v1/completions", &headers, body.as_bytes()).await;
+    while second.status == 200 {
+        second = server.raw("POST", "/v1/completions", &headers, body.as_bytes()).await;
+    }
+    second.error(503);
+    assert_eq!(second.header("retry-after"), Some("5"));
+    server.completion(json!({})).await.ok();
+    tokio::io::AsyncWriteExt::write_all(&mut first, &body.as_bytes()[body.len() - 1..]).await.unwrap();
+    let mut bytes = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut first, &mut bytes).await.unwrap();
+    crate::support::Answer::parse(&bytes).ok();
+    server.raw("POST", "/v1/completions", &headers, body.as_bytes()).await.ok();
 }

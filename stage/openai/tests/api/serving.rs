@@ -41,11 +41,13 @@ async fn ended(client: &mut TcpStream) {
 
 #[tokio::test]
 async fn before_the_model_is_loaded_every_path_answers() {
-    let door = Door::new(Arc::new(Fetching), true);
+    let door = Door::new(Arc::new(Fetching), &["*".to_owned()]).unwrap();
     let (addr, _stop, _task) = listen(door.clone(), ServeLimits::default()).await;
     let get = async |path: &str| {
         let mut client = TcpStream::connect(addr).await.unwrap();
-        let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\nconnection: close\r\n\r\n");
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\norigin: http://app.test\r\nx-request-id: mine\r\nconnection: close\r\n\r\n"
+        );
         client.write_all(head.as_bytes()).await.unwrap();
         let mut bytes = Vec::new();
         client.read_to_end(&mut bytes).await.unwrap();
@@ -72,7 +74,7 @@ async fn before_the_model_is_loaded_every_path_answers() {
 #[tokio::test]
 async fn a_connection_from_before_the_load_lives_on() {
     let loaded = Server::start(|_| bytes("ok")).await;
-    let door = Door::new(Arc::new(Fetching), true);
+    let door = Door::new(Arc::new(Fetching), &["*".to_owned()]).unwrap();
     let (addr, _stop, _task) = listen(door.clone(), ServeLimits::default()).await;
     let mut client = TcpStream::connect(addr).await.unwrap();
     let head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n";

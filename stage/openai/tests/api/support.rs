@@ -254,7 +254,7 @@ impl Server {
             dropped: sender,
             gate: Gate::default(),
         });
-        let door = Door::new(Arc::new(Fetching), setup.config.cors);
+        let door = Door::new(Arc::new(Fetching), &setup.config.cors).unwrap();
         door.open(router(fake.clone(), setup.config).unwrap());
         let (addr, stop, task) = listen(door, setup.limits).await;
         Self { addr, fake, dropped, stop: Some(stop), task }
@@ -268,13 +268,27 @@ impl Server {
         self.fake.seen.lock().unwrap().clone()
     }
 
+    /// Sends a request but for the end of its body.
+    pub async fn open_part(&self, path: &str, headers: &[(&str, &str)], body: &[u8], part: usize) -> TcpStream {
+        self.begin(("POST", path), headers, (body.len(), &body[..part])).await
+    }
+
     pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+        self.begin((method, path), headers, (body.len(), body)).await
+    }
+
+    async fn begin(
+        &self,
+        (method, path): (&str, &str),
+        headers: &[(&str, &str)],
+        (len, body): (usize, &[u8]),
+    ) -> TcpStream {
         let mut stream = TcpStream::connect(self.addr).await.unwrap();
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
         for (key, value) in headers {
             head += &format!("{key}: {value}\r\n");
         }
-        head += &format!("content-length: {}\r\n\r\n", body.len());
+        head += &format!("content-length: {len}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(body).await.unwrap();
         stream

@@ -15,6 +15,8 @@ const SUBSCHEMAS: usize = 3000;
 const VALUES: usize = 10_000;
 /// Bytes of all `pattern`s, and of the names in `patternProperties`.
 const PATTERN_BYTES: usize = 32 << 10;
+/// `pattern`s and `format`s; each is an automaton of its own.
+const REGEXES: usize = 200;
 /// Names in `patternProperties`; each is compared with each.
 const PATTERN_PROPERTIES: usize = 32;
 /// `minLength`, `maxItems` and their like.
@@ -56,6 +58,7 @@ struct Seen {
     properties: usize,
     pattern_properties: usize,
     pattern_bytes: usize,
+    regexes: usize,
     /// Each `multipleOf` as a whole number times a power of a tenth.
     steps: BTreeSet<(u64, u32)>,
     step_sum: u64,
@@ -84,6 +87,10 @@ impl Seen {
         }
         if let Some(Value::String(pattern)) = map.get("pattern") {
             self.pattern_bytes += pattern.len();
+        }
+        self.regexes += ["pattern", "format"].iter().filter(|f| map.get(**f).is_some_and(Value::is_string)).count();
+        if self.regexes > REGEXES {
+            return Err(format!("it has more than {REGEXES} `pattern`s and `format`s together; leave some out"));
         }
         if self.pattern_bytes > PATTERN_BYTES {
             return Err(format!("its patterns have more than {PATTERN_BYTES} bytes together; make them shorter"));
@@ -184,6 +191,7 @@ mod tests {
             (json!({"enum": vec![0; VALUES]}), "more than 10000 JSON values"),
             (json!({"prefixItems": vec![true; SUBSCHEMAS + 1]}), "more than 3000 subschemas"),
             (json!({"pattern": "a".repeat(PATTERN_BYTES + 1)}), "patterns"),
+            (json!({"items": vec![json!({"pattern": "a", "format": "uuid"}); REGEXES / 2 + 1]}), "`pattern`s and"),
             (json!({"patternProperties": properties(PATTERN_PROPERTIES + 1)}), "`patternProperties`"),
             (json!({"not": {"maxItems": 1e9}}), "`maxItems` is 1000000000"),
             (json!({"multipleOf": 1_000_003}), "`multipleOf`"),
