@@ -41,6 +41,8 @@ fn the_smallest_file_gets_the_documented_defaults() {
     assert_eq!(c.scheduling.recovery_deadline_s, 60);
     assert_eq!((c.log.format, c.telemetry.tier, c.metrics), (LogFormat::Text, Tier::Summary, None));
     assert_eq!(c.telemetry, TelemetryConfig::default());
+    let api = c.api.clone().unwrap();
+    assert_eq!((api.keep_alive_ms, api.header_timeout_ms, api.max_connections), (10_000, 30_000, 4096));
     assert!(c.is_first() && !c.is_last());
 }
 
@@ -123,6 +125,9 @@ fn every_refusal_names_its_field() {
         ("api:", |c| c.api = None),
         ("api.model:", |c| c.api.as_mut().unwrap().model.clear()),
         ("api.api_keys:", |c| c.api.as_mut().unwrap().api_keys = vec![Secret::new(String::new())]),
+        ("api.keep_alive_ms:", |c| c.api.as_mut().unwrap().keep_alive_ms = 0),
+        ("api.header_timeout_ms:", |c| c.api.as_mut().unwrap().header_timeout_ms = 0),
+        ("api.max_connections:", |c| c.api.as_mut().unwrap().max_connections = 0),
         ("engine.context_length:", |c| c.engine.context_length = 0),
         ("engine.context_length:", |c| c.engine.context_length = u32::MAX),
         ("engine.lanes:", |c| c.engine.lanes = 256),
