@@ -44,7 +44,7 @@ RSS_SLACK, FD_SLACK = 24 << 20, 24
 SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "count"], "properties": {
     "name": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "minimum": 0, "maximum": 999}}}
 # What every greedy answer must begin with, whatever else the chain is doing.
-SURE = [("The capital of France is", " Paris"), ("One, two, three, four,", " five"), ("Monday, Tuesday, Wednesday,", " Thursday")]
+SURE = [("The capital of France is", " Paris"), ("One, two, three, four,", " five"), ("1 2 3 4 5 6", " 7")]
 
 
 class Fail(Exception):
@@ -66,9 +66,8 @@ class Soak:
         self.random = random.Random(args.seed)
         self.counts = collections.Counter()
         self.fails = []
-        self.last_token = 0.0
         self.tokens = 0
-        self.recoveries = {"killed": [], "stopped": []}
+        self.recoveries = {"formed": [], "killed": [], "stopped": []}
         self.samples = []
         self.over = asyncio.Event()
 
@@ -84,7 +83,11 @@ class Soak:
         r = self.random
         if r.random() < 0.1:
             text, begin = r.choice(SURE)
-            return "/v1/completions", {"prompt": text, "max_tokens": 4, "temperature": 0}, lambda t, _: t.startswith(begin)
+
+            def sure(text, _):
+                self.counts["of them with a known beginning"] += 1
+                return text.startswith(begin)
+            return "/v1/completions", {"prompt": text, "max_tokens": 4, "temperature": 0}, sure
         length = spread(r, 1, LONGEST_PROMPT)
         begin = r.randrange(len(self.prose) - length)
         body = {"max_tokens": min(spread(r, 1, LONGEST_ANSWER), CONTEXT - length - 1)}
@@ -174,7 +177,6 @@ class Soak:
                 if piece:
                     text, count = text + piece, count + 1
                     self.tokens += 1
-                    self.last_token = time.monotonic()
                 if count >= leave_after:
                     raise Left
             raise Fail("a stream that was cut")
@@ -213,26 +215,25 @@ class Soak:
             if number % 5 == 0:
                 os.kill(pid, signal.SIGSTOP)
                 await asyncio.sleep(STOPPED)
+                begun, tokens = time.monotonic(), await self.metric("splitmodel_generated_tokens_total")
                 os.kill(pid, signal.SIGCONT)
-                await self.recovered("stopped", time.monotonic(), None)
+                await self.rises("splitmodel_generated_tokens_total", tokens, begun, "stopped")
                 continue
-            formed = await self.metric("splitmodel_formations_total")
+            formations = await self.metric("splitmodel_formations_total")
             begun = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            await self.recovered("killed", begun, formed)
+            await self.rises("splitmodel_formations_total", formations, begun, "formed")
+            # None can have come before the probe, which has yet to go through.
+            tokens = await self.metric("splitmodel_generated_tokens_total")
+            await self.rises("splitmodel_generated_tokens_total", tokens, begun, "killed")
 
-    async def recovered(self, how, begun, formed):
-        """Waits for the first token of the next formation, or, if that is None, for the next token."""
-        while formed is not None and await self.metric("splitmodel_formations_total") <= formed:
+    async def rises(self, name, before, begun, what):
+        """Waits until a metric rises, and notes how long after `begun` that is."""
+        while await self.metric(name) <= before:
             if time.monotonic() > begun + 60:
-                return self.fail("no recovery", f"{how}: no chain in 60 s")
+                return self.fail("no recovery", f"{name} did not rise in 60 s")
             await asyncio.sleep(0.02)
-        since = time.monotonic() if formed is not None else begun
-        while self.last_token < since:
-            if time.monotonic() > begun + 60:
-                return self.fail("no recovery", f"{how}: no token in 60 s")
-            await asyncio.sleep(0.01)
-        self.recoveries[how].append(self.last_token - begun)
+        self.recoveries[what].append(time.monotonic() - begun)
 
     async def metric(self, name):
         text = (await self.http.get("/metrics")).text
@@ -337,14 +338,15 @@ def report(args, soak, minutes, lanes, queue, growth):
     counts = soak.counts
     lines = [f"{minutes:.1f} minutes, {args.clients} clients, seed {args.seed}, {STAGES} stages, {os.cpu_count()} cores",
              "", "| what | how many |", "|---|---|"]
-    first = ["requests", "finished", "left at once", "left before the end", "left in mid-answer", "status 429", "status 503",
+    first = ["requests", "finished", "of them with a known beginning", "left at once", "left before the end", "left in mid-answer", "status 429", "status 503",
              "error events", "keep-alive comments"]
     lines += [f"| {key} | {counts[key]} |" for key in first]
     lines += [f"| pieces of text in streams | {soak.tokens} |"]
     lines += [f"| {key} | {counts[key]} |" for key in sorted(counts) if key.startswith("FAIL")] or ["| failures | 0 |"]
     lines += [f"| lanes in use, requests in the queue at the end | {lanes}, {queue} |", "",
-              "| fault | times | median to the next token | longest |", "|---|---|---|---|"]
-    names = {"killed": "stage killed; from the kill", "stopped": f"stage stopped for {STOPPED} s; from its going on"}
+              "| time | times | median | longest |", "|---|---|---|---|"]
+    names = {"formed": "from the kill of a stage until the chain is formed", "killed": "from the kill to the next token",
+             "stopped": f"from the end of a stop of {STOPPED} s to the next token"}
     for how, times in soak.recoveries.items():
         figures = f"{statistics.median(times):.2f} s | {max(times):.2f} s" if times else "| "
         lines.append(f"| {names[how]} | {len(times)} | {figures} |")

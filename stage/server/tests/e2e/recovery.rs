@@ -54,7 +54,10 @@ impl Scene {
         plan.engine.lanes = 8;
         plan.scheduling.drain_grace_s = 1;
         let mut proxies = Vec::new();
-        let chain = Chain::spawn_with(&plan, |configs| proxies = cables(configs));
+        let chain = Chain::spawn_with(&plan, |configs| {
+            proxies = cables(configs);
+            configs[0].api.as_mut().unwrap().keep_alive_ms = 100;
+        });
         chain.ready().await;
         let mut streams = Vec::new();
         for case in cases {
@@ -90,11 +93,13 @@ impl Scene {
         self.faults.push(Fault { what: format!("stage {stage} {what}"), begun, back: Instant::now() });
     }
 
-    async fn kill(&mut self, stage: usize) {
+    /// SIGKILL; the stage stays away for a time.
+    async fn kill(&mut self, stage: usize, away: Duration) {
         self.advance().await;
         let (before, begun) = (self.formation().await, Instant::now());
         self.chain.stages[stage].kill();
         self.chain.not_ready().await;
+        tokio::time::sleep(away).await;
         self.bring_back(stage, "killed", begun).await;
         self.formed_after(before).await;
     }
@@ -141,6 +146,7 @@ impl Scene {
         }
         for (case, answer) in reference::long_cases().await.iter().zip(&answers) {
             case.check(answer, "after all faults");
+            assert!(answer.comments > 0, "a client that was told nothing meanwhile");
         }
         self.chain.until_lanes(0).await;
         self.chain.until_linked().await;
@@ -151,8 +157,9 @@ impl Scene {
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_streams_go_on_when_the_middle_and_the_last_stage_are_killed() {
     let mut scene = Scene::start().await;
-    for stage in [1, 2, 1] {
-        scene.kill(stage).await;
+    // The longer a stage is away, the longer the pauses in which it is looked for.
+    for (stage, seconds) in [(1, 0), (2, 0), (1, 5), (2, 5)] {
+        scene.kill(stage, Duration::from_secs(seconds)).await;
     }
     scene.end().await;
 }
