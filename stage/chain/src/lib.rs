@@ -2,6 +2,7 @@
 
 pub mod observe;
 pub mod replay;
+pub mod residents;
 pub mod runtime;
 pub mod schedule;
 pub mod scheduler;

@@ -1,105 +1,20 @@
 //! The scheduler of stage 0: admits sessions to lanes, makes frames with rows of many sessions, keeps up to N of them
 //! in flight in a chain of N stages, and turns predictions into events. Pure: no clock, no I/O.
 
+mod types;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use splitmodel_link::frame::{
-    Activations, Epoch, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Target,
-    Token, prediction_flags, row_flags,
+    Activations, Candidate, Epoch, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId,
+    Target, Token, prediction_flags, row_flags,
 };
 
-use crate::observe::TraceContext;
+use crate::residents::Residents;
+pub use types::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request};
 
 /// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
 const MAX_CONFIGS: usize = splitmodel_link::codec::MAX_SECTION_BYTES as usize / 2;
-
-/// Limits of a scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Sessions decoded at once. One more lane, the last, belongs to the probe.
-    pub lanes: u16,
-    /// Tokens of one session, prompt and answer.
-    pub context: usize,
-    /// Frames in flight: the number of stages keeps every stage busy.
-    pub max_in_flight: usize,
-    /// Rows of one frame at most (`n_ubatch`).
-    pub max_rows: usize,
-    /// Prompt rows of one frame while no answer is running.
-    pub prefill_chunk: usize,
-    /// Prompt rows in flight at once while answers are running, spread over the frames in flight: what a long prompt may
-    /// cost a running answer per token.
-    pub prefill_chunk_shared: usize,
-    /// Sessions that may wait for a lane.
-    pub max_queue: usize,
-    /// Attempts of a session whose rows were dropped before it fails.
-    pub max_attempts: u32,
-}
-
-/// A generation to run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Request {
-    /// Prompt tokens, at least one.
-    pub prompt: Vec<Token>,
-    /// JSON of the generation config, as the last stage reads it.
-    pub config: Vec<u8>,
-    /// Most tokens of the answer.
-    pub max_tokens: usize,
-    /// Tokens that end the answer.
-    pub eog: Vec<Token>,
-    /// Whether log-probabilities are wanted.
-    pub logprobs: bool,
-    /// Its trace, where it is traced.
-    pub trace: Option<TraceContext>,
-}
-
-/// Why a request is not admitted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AdmissionError {
-    /// The queue is full.
-    #[error("all lanes are busy and {0} requests wait already; try again later")]
-    QueueFull(usize),
-    /// Nothing to start from.
-    #[error("the prompt has no tokens")]
-    EmptyPrompt,
-    /// Too long.
-    #[error("the prompt has {prompt} tokens, the context holds {context}")]
-    TooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens of the context.
-        context: usize,
-    },
-    /// Its config would not fit into a frame.
-    #[error("the generation config has {bytes} bytes; at most {MAX_CONFIGS} fit into a frame")]
-    ConfigTooLarge {
-        /// Bytes of its JSON.
-        bytes: usize,
-    },
-}
-
-/// How an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model ended it, with this token, which is not part of the answer; `None`: its grammar is complete.
-    Stop(Option<Token>),
-    /// A limit: `max_tokens` or the context.
-    Length,
-}
-
-/// What happened to a session.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// It got its lane.
-    Started(SessionId),
-    /// A token of the answer.
-    Token(SessionId, Box<Prediction>),
-    /// The answer is complete.
-    Finished(SessionId, Finish),
-    /// It failed.
-    Failed(SessionId, ErrorClass, String),
-    /// The token probe or control probe came back.
-    Probed(u64),
-}
 
 struct Session {
     lane: Lane,
@@ -112,6 +27,10 @@ struct Session {
     config_sent: bool,
     /// Whether the stages of this formation know the session.
     on_stages: bool,
+    /// What its lane is taken to begin with, longest first, until the chain confirms it.
+    restoring: Option<Vec<Candidate>>,
+    /// The resident that its lane shares cells with, as far as is known.
+    shares: Option<Candidate>,
     attempts: u32,
     request: Request,
 }
@@ -119,6 +38,11 @@ struct Session {
 impl Session {
     fn remaining(&self) -> usize {
         self.tokens.len() - self.sent
+    }
+
+    /// Bytes of its config at most, with its history.
+    fn config_bytes(&self) -> usize {
+        self.request.config.len() + history_bytes(self.sent)
     }
 
     fn target(&self, id: SessionId) -> Target {
@@ -136,21 +60,6 @@ struct InFlight {
     prefill_rows: usize,
 }
 
-/// Counts for metrics and tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Sessions with a lane.
-    pub running: usize,
-    /// Sessions waiting for a lane.
-    pub queued: usize,
-    /// Frames in flight.
-    pub in_flight: usize,
-    /// KV cells that the running sessions use.
-    pub cells: usize,
-    /// Frames made since the start.
-    pub frames: u64,
-}
-
 /// See the module.
 pub struct Scheduler {
     limits: Limits,
@@ -164,6 +73,8 @@ pub struct Scheduler {
     prefills: VecDeque<SessionId>,
     pending: Vec<Section>,
     in_flight: VecDeque<InFlight>,
+    residents: Residents,
+    evictions: u64,
     next_session: SessionId,
     next_seq: u64,
     frames: u64,
@@ -185,6 +96,8 @@ impl Scheduler {
             prefills: VecDeque::new(),
             pending: Vec::new(),
             in_flight: VecDeque::new(),
+            residents: Residents::new(limits.residents, limits.min_resident),
+            evictions: 0,
             next_session: 1,
             next_seq: 1,
             frames: 0,
@@ -202,6 +115,9 @@ impl Scheduler {
             in_flight: self.in_flight.len(),
             cells: self.sessions.values().map(|s| s.sent).sum(),
             frames: self.frames,
+            residents: self.residents.len(),
+            resident_cells: self.residents.cells(),
+            evictions: self.evictions,
         }
     }
 
@@ -249,6 +165,7 @@ impl Scheduler {
     }
 
     fn release(&mut self, id: SessionId) {
+        self.keep(id);
         let Some(session) = self.sessions.remove(&id) else { return };
         if self.up && session.on_stages {
             self.pending.push(Section::Stop(session.target(id)));
@@ -259,6 +176,19 @@ impl Scheduler {
             self.probe = None;
         } else {
             self.free.push(session.lane);
+        }
+    }
+
+    /// Keeps what was computed for a session as a resident prefix.
+    fn keep(&mut self, id: SessionId) {
+        if !self.up || self.probe == Some(id) {
+            return;
+        }
+        let session = self.sessions.get_mut(&id).filter(|s| s.on_stages && s.restoring.is_none());
+        let Some(session) = session else { return };
+        if let Some(resident) = self.residents.record(&session.request.namespace, &session.tokens[..session.sent]) {
+            session.shares = Some(resident);
+            self.pending.push(Section::Record { target: session.target(id), resident });
         }
     }
 
@@ -284,11 +214,13 @@ impl Scheduler {
         }
         self.in_flight.clear();
         self.pending.clear();
+        self.residents.clear();
         for session in self.sessions.values_mut() {
             session.epoch += 1;
             session.sent = 0;
             session.config_sent = false;
             session.on_stages = false;
+            (session.restoring, session.shares) = (None, None);
         }
         self.decodes.clear();
         self.prefills = self.sessions.keys().copied().collect();
@@ -321,7 +253,8 @@ impl Scheduler {
         self.pending.push(section);
     }
 
-    fn start(&mut self, id: SessionId, lane: Lane, request: Request) {
+    /// Gives the session its lane, and what it may begin with. Says whether that is known: there is nothing.
+    fn start(&mut self, id: SessionId, lane: Lane, request: Request) -> bool {
         let tokens = request.prompt.clone();
         let prompt = tokens.len();
         let session = Session {
@@ -332,11 +265,27 @@ impl Scheduler {
             sent: 0,
             config_sent: false,
             on_stages: false,
+            restoring: None,
+            shares: None,
             attempts: 0,
             request,
         };
-        self.sessions.insert(id, session);
+        let session = self.sessions.entry(id).insert_entry(session).into_mut();
         self.prefills.push_back(id);
+        // The probe shows that tokens are computed.
+        let candidates = match lane < self.limits.lanes {
+            true => self.residents.lookup(&session.request.namespace, &session.tokens),
+            false => Vec::new(),
+        };
+        let Some(best) = candidates.first().copied() else { return true };
+        let length = best.length as usize;
+        if session.request.config.len() + history_bytes(length) > MAX_CONFIGS {
+            return true;
+        }
+        session.shares = Some(best);
+        self.pending.push(Section::Restore { target: session.target(id), candidates: candidates.clone() });
+        (session.sent, session.restoring, session.on_stages) = (length, Some(candidates), true);
+        false
     }
 
     /// The next frame, if one can be sent now. Call it until it gives none.
@@ -347,8 +296,11 @@ impl Scheduler {
         while self.probe.is_none() && !self.free.is_empty() {
             let Some((id, request)) = self.queue.pop_front() else { break };
             let Some(lane) = self.free.pop() else { break };
-            self.start(id, lane, request);
+            let cold = self.start(id, lane, request);
             events.push(Event::Started(id));
+            if cold {
+                events.push(Event::Restored(id, 0));
+            }
         }
         let mut rows = Vec::new();
         self.add_decodes(&mut rows);
@@ -356,7 +308,28 @@ impl Scheduler {
         if rows.is_empty() && self.pending.is_empty() {
             return None;
         }
+        self.make_room();
         Some(self.emit(rows, prefill_rows))
+    }
+
+    /// Gives up residents where the cells would not hold them beside the sessions. What residents share among themselves
+    /// counts more than once: too much is given up rather than too little.
+    fn make_room(&mut self) {
+        while self.cells_at_most() > self.limits.cells
+            && let Some((page, slot)) = self.residents.evict()
+        {
+            self.evictions += 1;
+            self.pending.push(Section::Evict { page, slot });
+        }
+    }
+
+    fn cells_at_most(&self) -> usize {
+        let all = self.sessions.values().map(|s| s.sent).sum::<usize>() + self.residents.cells();
+        if all <= self.limits.cells {
+            return all; // the usual case, and enough to know
+        }
+        let shared = |s: &Session| s.shares.filter(|c| self.residents.holds(c.page)).map_or(0, |c| c.length as usize);
+        all - self.sessions.values().map(|s| shared(s).min(s.sent)).sum::<usize>()
     }
 
     /// Rows of answers under way, one each, up to this frame's share.
@@ -380,7 +353,7 @@ impl Scheduler {
             let Some(session) = self.sessions.get_mut(&id).filter(|_| !held_back) else { continue };
             let take = session.remaining().min(budget);
             // The frame after this one has room again.
-            let fits = session.config_sent || config_bytes(&self.pending) + session.request.config.len() <= MAX_CONFIGS;
+            let fits = session.config_sent || config_bytes(&self.pending) + session.config_bytes() <= MAX_CONFIGS;
             if take > 0 && fits {
                 budget -= take;
                 send(id, session, take, &mut self.pending, rows);
@@ -434,6 +407,9 @@ impl Scheduler {
             match section {
                 Section::Probe(id) => events.push(Event::Probed(id)),
                 Section::Report(report) => reports.push(report),
+                Section::Restored { session, epoch, length } => {
+                    self.restored(session, epoch, length as usize, &mut events);
+                }
                 _ => {}
             }
         }
@@ -447,6 +423,28 @@ impl Scheduler {
             self.take(prediction, &reports, &mut events);
         }
         Ok(events)
+    }
+
+    /// The chain says what all stages have of what a session was to begin with.
+    fn restored(&mut self, id: SessionId, epoch: Epoch, length: usize, events: &mut Vec<Event>) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|s| s.epoch == epoch) else { return };
+        let Some(candidates) = session.restoring.take() else { return };
+        if candidates.first().is_some_and(|best| length < best.length as usize) {
+            session.shares = candidates.iter().find(|c| c.length as usize == length).copied();
+            session.epoch += 1;
+            session.sent = length;
+            session.config_sent = false;
+            if !self.prefills.contains(&id) {
+                self.prefills.push_back(id);
+            }
+            // Some stage lost those; the others need not keep them.
+            for lost in candidates.iter().filter(|c| c.length as usize > length) {
+                if self.residents.forget(lost) {
+                    self.pending.push(Section::Evict { page: lost.page, slot: lost.slot });
+                }
+            }
+        }
+        events.push(Event::Restored(id, length));
     }
 
     fn take(&mut self, prediction: Prediction, reports: &[Report], events: &mut Vec<Event>) {
@@ -467,6 +465,10 @@ impl Scheduler {
         let ends = session.request.eog.contains(&token);
         session.tokens.push(token);
         let answered = session.tokens.len() - session.prompt;
+        if answered == 1 {
+            self.keep(id); // others with this prompt need not wait for the end of the answer
+        }
+        let Some(session) = self.sessions.get(&id) else { return };
         let full = answered >= session.request.max_tokens || session.tokens.len() >= self.limits.context;
         let grammar_end = prediction.flags & prediction_flags::GRAMMAR_END != 0;
         let is_probe = self.probe == Some(id);
@@ -516,7 +518,7 @@ impl Scheduler {
         }
         let old = session.target(id);
         session.epoch += 1;
-        session.sent = 0;
+        (session.sent, session.shares) = (0, None);
         session.config_sent = false;
         self.pending.push(Section::Trim { target: old, position: 0 });
         if !self.prefills.contains(&id) {
@@ -530,6 +532,25 @@ fn is_final(report: &Report) -> bool {
     matches!(report.class, ErrorClass::InvalidRequest | ErrorClass::Unsupported)
 }
 
+/// Bytes of a history of `tokens` tokens at most.
+fn history_bytes(tokens: usize) -> usize {
+    if tokens == 0 { 0 } else { 12 + 12 * tokens }
+}
+
+/// The config, with the tokens that were restored as its history: the sampler did not see them as rows.
+fn config_json(session: &Session) -> Vec<u8> {
+    let mut json = session.request.config.clone();
+    if session.sent > 0 && json.pop() == Some(b'}') {
+        let history = &session.tokens[..session.sent];
+        json.extend_from_slice(if json.last() == Some(&b'{') { b"\"history\":" } else { b",\"history\":" });
+        // Numbers always have a JSON form.
+        json.extend(serde_json::to_vec(history).unwrap_or_default());
+        json.push(b'}');
+        return json;
+    }
+    session.request.config.clone()
+}
+
 fn config_bytes(sections: &[Section]) -> usize {
     let bytes = |s: &Section| if let Section::Config { json, .. } = s { json.len() } else { 0 };
     sections.iter().map(bytes).sum()
@@ -540,7 +561,7 @@ fn send(id: SessionId, session: &mut Session, count: usize, pending: &mut Vec<Se
     if !session.config_sent {
         session.config_sent = true;
         session.on_stages = true;
-        pending.push(Section::Config { target: session.target(id), json: session.request.config.clone() });
+        pending.push(Section::Config { target: session.target(id), json: config_json(session) });
         if let Some(context) = session.request.trace {
             pending.push(Section::Trace { session: id, context });
         }
@@ -559,14 +580,4 @@ fn send(id: SessionId, session: &mut Session, count: usize, pending: &mut Vec<Se
         });
     }
     session.sent += count;
-}
-
-/// An answer to another frame than the oldest in flight.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("frame {expected:?} had to be answered next, the answer was for {got}")]
-pub struct OutOfOrder {
-    /// Oldest frame in flight.
-    pub expected: Option<u64>,
-    /// Frame answered.
-    pub got: u64,
 }

@@ -23,7 +23,8 @@ pub struct Difference {
 
 #[derive(Clone, Default)]
 struct Cells {
-    owner: SessionId,
+    /// Nobody's, where the cells were shared from elsewhere and no row came yet.
+    owner: Option<SessionId>,
     tokens: Vec<Token>,
 }
 
@@ -69,6 +70,7 @@ impl Shadow {
             Op::SeqCp { from, to, end, .. } => {
                 let mut cells = self.lanes.get(from).cloned().unwrap_or_default();
                 cells.tokens.truncate(usize::try_from(*end).unwrap_or(usize::MAX));
+                cells.owner = None;
                 self.lanes.insert(*to, cells);
             }
             Op::Decode { rows, .. } => {
@@ -86,7 +88,7 @@ impl Shadow {
         let from = usize::try_from(from).unwrap_or(0);
         if usize::try_from(to).is_ok_and(|to| to < cells.tokens.len()) {
             let what = format!("cells [{from}, {to}) were cut out of the middle of {}", cells.tokens.len());
-            return Err(Difference { op, lane, session: cells.owner, what });
+            return Err(Difference { op, lane, session: cells.owner.unwrap_or_default(), what });
         }
         cells.tokens.truncate(from);
         Ok(())
@@ -96,21 +98,26 @@ impl Shadow {
         let &LoggedRow(session, _, lane, position, token, _) = row;
         let cells = self.lanes.entry(lane).or_default();
         let fail = |what: String| Err(Difference { op, lane, session, what });
-        if cells.owner != session && !cells.tokens.is_empty() {
-            let what = format!("still holds {} cells of session {}", cells.tokens.len(), cells.owner);
+        if let Some(owner) = cells.owner.filter(|o| *o != session && !cells.tokens.is_empty()) {
+            let what = format!("still holds {} cells of session {owner}", cells.tokens.len());
             return fail(what);
         }
-        cells.owner = session;
+        let history = self.histories.entry(session).or_default();
+        // Cells taken over must be what the session would have computed.
+        let taken = if cells.owner == Some(session) { cells.tokens.len() } else { 0 };
+        let rows = cells.tokens[taken..].iter().copied().chain([token]);
         if usize::try_from(position) != Ok(cells.tokens.len()) {
             return fail(format!("position {position} was computed on top of {} cells", cells.tokens.len()));
         }
-        let history = self.histories.entry(session).or_default();
-        match history.get(cells.tokens.len()) {
-            Some(&t) if t == token => {}
-            Some(&t) => return fail(format!("position {position} holds token {token}, its history says {t}")),
-            None if self.known => return fail(format!("position {position} is past its history of {}", history.len())),
-            None => history.push(token),
+        for (at, token) in (taken..).zip(rows) {
+            match history.get(at) {
+                Some(&t) if t == token => {}
+                Some(&t) => return fail(format!("position {at} holds token {token}, its history says {t}")),
+                None if self.known => return fail(format!("position {at} is past its history of {}", history.len())),
+                None => history.push(token),
+            }
         }
+        cells.owner = Some(session);
         cells.tokens.push(token);
         Ok(())
     }
@@ -153,6 +160,17 @@ mod tests {
         assert!(check(&foreign, None).unwrap_err().what.contains("of session 1"));
         let middle = [decode(&[(1, 0, 0, 5), (1, 0, 1, 5)]), Op::SeqRm { lane: 0, from: 0, to: 1 }];
         assert!(check(&middle, None).is_err());
+        let shared = |second: Token| {
+            let cp = |from, to| Op::SeqCp { from, to, begin: 0, end: 1 };
+            let gone = Op::SeqRm { lane: 0, from: -1, to: -1 };
+            let known = HashMap::from([(1, vec![5, 6]), (2, vec![second, 8])]);
+            check(
+                &[decode(&[(1, 0, 0, 5), (1, 0, 1, 6)]), cp(0, 9), gone, cp(9, 0), decode(&[(2, 0, 1, 8)])],
+                Some(known),
+            )
+        };
+        assert_eq!(shared(5), Ok(()));
+        assert!(shared(4).unwrap_err().what.contains("position 0 holds token 5, its history says 4"));
         let known = HashMap::from([(1, vec![5])]);
         assert!(check(&[decode(&[(1, 0, 0, 5), (1, 0, 1, 5)])], Some(known)).unwrap_err().what.contains("past"));
     }

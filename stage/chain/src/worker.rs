@@ -1,13 +1,16 @@
 //! The worker of a stage: applies a frame to the stage's slice, row by row and section by section, and makes the frame
 //! for the next stage or, on the last stage, the predictions. The same code runs on every stage of every chain.
 
+mod predict;
+mod prefixes;
+
 use std::time::Instant;
 
 use splitmodel_link::frame::{
-    Activations, ErrorClass, Frame, Lane, Position, Prediction, Predictions, Report, Row, Section, SessionId,
-    StageStats, Target, prediction_flags, row_flags,
+    Activations, ErrorClass, Frame, Lane, Position, Predictions, Report, Row, Section, SessionId, StageStats, Target,
+    row_flags,
 };
-use splitmodel_sampling::{GenerationConfig, GrammarFactory, SamplingError, SessionSampler};
+use splitmodel_sampling::{GenerationConfig, GrammarFactory, SessionSampler};
 use zerocopy::IntoBytes;
 
 use crate::observe::{Observer, TraceContext, Traced};
@@ -49,6 +52,8 @@ pub struct Worker<R: Runtime> {
     runtime: R,
     place: Place,
     lanes: Vec<Option<LaneState>>,
+    /// Page and length of each resident; their sequences come after the lanes'.
+    residents: Vec<Option<(u64, u32)>>,
     grammars: Option<GrammarFactory>,
     sink: Option<Box<dyn Sink>>,
     observer: Option<Box<dyn Observer>>,
@@ -85,7 +90,14 @@ impl<R: Runtime> Worker<R> {
     pub fn new(runtime: R, place: Place, lanes: usize, grammars: Option<GrammarFactory>) -> Self {
         let lanes = std::iter::repeat_with(|| None).take(lanes).collect();
         let (batch, spare) = (Scratch::default(), Vec::new());
-        Self { runtime, place, lanes, grammars, sink: None, observer: None, batch, spare }
+        Self { runtime, place, lanes, residents: Vec::new(), grammars, sink: None, observer: None, batch, spare }
+    }
+
+    /// With room for `count` resident prefixes, for which the runtime has as many sequences after the lanes'.
+    #[must_use]
+    pub fn with_residents(mut self, count: u16) -> Self {
+        self.residents = vec![None; count.into()];
+        self
     }
 
     /// Tells `observer` of traced sessions from here on.
@@ -120,6 +132,7 @@ impl<R: Runtime> Worker<R> {
         for (lane, slot) in (0..).zip(&mut self.lanes) {
             tell(&mut self.observer, lane, slot.take());
         }
+        self.residents.fill(None);
         self.log(|| Op::Clear);
     }
 
@@ -127,7 +140,7 @@ impl<R: Runtime> Worker<R> {
     pub fn step(&mut self, mut frame: Frame, wait_us: u32) -> Outcome {
         let (start, seq) = (Instant::now(), frame.seq);
         let mut reports = Vec::new();
-        for section in &frame.sections {
+        for section in &mut frame.sections {
             self.apply(section, &mut reports);
         }
         self.batch.clear();
@@ -152,7 +165,14 @@ impl<R: Runtime> Worker<R> {
         let outcome = if self.runtime.is_last() {
             let records = self.predict(&frame, &mut reports);
             let keep = |s: &Section| {
-                matches!(s, Section::Probe(_) | Section::Stats(_) | Section::Report(_) | Section::Trace { .. })
+                matches!(
+                    s,
+                    Section::Probe(_)
+                        | Section::Stats(_)
+                        | Section::Report(_)
+                        | Section::Trace { .. }
+                        | Section::Restored { .. }
+                )
             };
             frame.sections.retain(keep);
             self.spare = std::mem::take(&mut frame.activations.data);
@@ -181,7 +201,7 @@ impl<R: Runtime> Worker<R> {
         outcome
     }
 
-    fn apply(&mut self, section: &Section, reports: &mut Vec<Report>) {
+    fn apply(&mut self, section: &mut Section, reports: &mut Vec<Report>) {
         match section {
             Section::Reset => self.reset(),
             Section::Stop(target) => {
@@ -196,7 +216,23 @@ impl<R: Runtime> Worker<R> {
             }
             Section::Config { target, json } => self.configure(*target, json, reports),
             Section::Trace { session, context } => self.trace(*session, *context),
-            Section::Probe(_) | Section::Stats(_) | Section::Report(_) | Section::Unknown { .. } => {}
+            Section::Restore { target, candidates } => {
+                let length = self.restore(*target, candidates);
+                if self.runtime.is_last() {
+                    *section = Section::Restored { session: target.session, epoch: target.epoch, length };
+                }
+            }
+            Section::Record { target, resident } => self.record(*target, *resident),
+            Section::Evict { page, slot } => {
+                if self.residents.get(usize::from(*slot)).is_some_and(|r| r.is_some_and(|(p, _)| p == *page)) {
+                    self.evict(*slot);
+                }
+            }
+            Section::Probe(_)
+            | Section::Stats(_)
+            | Section::Report(_)
+            | Section::Restored { .. }
+            | Section::Unknown { .. } => {}
         }
     }
 
@@ -437,75 +473,6 @@ impl<R: Runtime> Worker<R> {
         frame.activations = Activations { width: u32::try_from(width).unwrap_or(u32::MAX), data };
     }
 
-    /// Samples the wanted rows of the last computation, in row order.
-    fn predict(&mut self, frame: &Frame, reports: &mut Vec<Report>) -> Vec<Prediction> {
-        let mut records = Vec::with_capacity(frame.rows.iter().filter(|r| r.has(row_flags::WANT)).count());
-        let mut logged = Vec::new();
-        let mut at = 0;
-        for (i, row) in frame.rows.iter().enumerate() {
-            let computed = self.batch.index.get(at) == Some(&i);
-            let mut prediction = dropped(row);
-            if computed {
-                match self.predict_row(row, at) {
-                    Ok(Some(p)) => prediction = p,
-                    Ok(None) => {}
-                    Err((class, message)) => {
-                        let record = u32::try_from(i).ok();
-                        reports.push(self.report(class, record, row.session, message));
-                    }
-                }
-                if row.has(row_flags::WANT) && self.sink.is_some() {
-                    logged.extend(self.log_logits(at, prediction.token));
-                }
-                at += 1;
-            }
-            if row.has(row_flags::WANT) {
-                records.push(prediction);
-            }
-        }
-        if self.sink.is_some() && !self.batch.index.is_empty() {
-            let op = self.decode_op(frame, logged);
-            self.log(|| op);
-        }
-        records
-    }
-
-    fn predict_row(&mut self, row: &Row, at: usize) -> Result<Option<Prediction>, (ErrorClass, String)> {
-        let want = row.has(row_flags::WANT);
-        let state = self.lanes.get_mut(usize::from(row.lane)).and_then(Option::as_mut);
-        let Some(sampler) = state.and_then(|s| s.sampler.as_mut()) else {
-            let missing = || (ErrorClass::Backend, "no generation config came before the row".to_owned());
-            return if want { Err(missing()) } else { Ok(None) };
-        };
-        sampler.commit(row.position, row.token).map_err(refused)?;
-        if !want {
-            return Ok(None);
-        }
-        let logits = self.runtime.logits(at).map_err(|e| (ErrorClass::Backend, e.to_string()))?;
-        let s = sampler.sample(row.position, logits, row.has(row_flags::LOGPROBS)).map_err(refused)?;
-        Ok(Some(Prediction {
-            token: s.token,
-            logprob: s.logprob,
-            entropy: s.entropy,
-            margin: s.margin,
-            flags: if s.grammar_end { prediction_flags::GRAMMAR_END } else { 0 },
-            top: s.top,
-            ..dropped(row)
-        }))
-    }
-
-    fn log_logits(&self, at: usize, token: i32) -> Option<LoggedLogits> {
-        let logits = self.runtime.logits(at).ok()?;
-        let full = self.sink.as_ref().is_some_and(|s| s.full_logits());
-        Some(LoggedLogits {
-            row: at,
-            digest: digest(logits),
-            nan: logits.iter().any(|l| l.is_nan()),
-            token,
-            logits: full.then(|| logits.to_vec()),
-        })
-    }
-
     fn decode_op(&self, frame: &Frame, logits: Vec<LoggedLogits>) -> Op {
         let row = |&i: &usize| {
             let r = &frame.rows[i];
@@ -534,17 +501,6 @@ fn tell(observer: &mut Option<Box<dyn Observer>>, lane: Lane, gone: Option<LaneS
     }
 }
 
-/// Class and words of a sampler's error. What the request itself brought about would come again with every attempt.
-fn refused(error: SamplingError) -> (ErrorClass, String) {
-    let class = match error {
-        SamplingError::NothingAllowed { .. }
-        | SamplingError::BiasOutsideVocabulary { .. }
-        | SamplingError::GrammarFailed { .. } => ErrorClass::InvalidRequest,
-        _ => ErrorClass::Backend,
-    };
-    (class, error.to_string())
-}
-
 /// Digest of logits as schedules record it: hex BLAKE3 of the little-endian bytes.
 #[must_use]
 pub fn digest(logits: &[f32]) -> String {
@@ -556,23 +512,6 @@ fn dropped_sessions(frame: &Frame) -> Vec<SessionId> {
     sessions.sort_unstable();
     sessions.dedup();
     sessions
-}
-
-fn dropped(row: &Row) -> Prediction {
-    Prediction {
-        session: row.session,
-        epoch: row.epoch,
-        ordinal: row.ordinal,
-        position: row.position,
-        token: -1,
-        logprob: f32::NAN,
-        entropy: f32::NAN,
-        margin: f32::NAN,
-        mu: f32::NAN,
-        draws: 0,
-        flags: prediction_flags::DROPPED,
-        top: Vec::new(),
-    }
 }
 
 fn micros(since: Instant) -> u32 {

@@ -15,7 +15,19 @@ use splitmodel_sampling::GenerationConfig;
 
 #[derive(Clone, Debug)]
 enum Act {
-    Submit { prompt: Vec<Token>, max: usize, sampled: bool },
+    Submit {
+        prompt: Vec<Token>,
+        max: usize,
+        sampled: bool,
+    },
+    /// A prompt that begins with the first tokens of an earlier session, prompt and answer.
+    Again {
+        of: usize,
+        keep: usize,
+        more: Vec<Token>,
+        max: usize,
+        sampled: bool,
+    },
     Cancel(usize),
     Move(usize, usize),
     Cut,
@@ -27,6 +39,8 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         3 => (prop::collection::vec(0..40i32, 1..60), 1..20usize, any::<bool>())
             .prop_map(|(prompt, max, sampled)| Act::Submit { prompt, max, sampled }),
+        3 => (0..16usize, 1..60usize, prop::collection::vec(0..40i32, 1..20), 1..20usize, any::<bool>())
+            .prop_map(|(of, keep, more, max, sampled)| Act::Again { of, keep, more, max, sampled }),
         1 => (0..16usize).prop_map(Act::Cancel),
         30 => (0..8usize, 1..6usize).prop_map(|(w, n)| Act::Move(w, n)),
         1 => Just(Act::Cut),
@@ -47,15 +61,29 @@ fn sampled(seed: u64) -> GenerationConfig {
 
 fn run(stages: u16, lanes: u16, chunk: usize, recurrent: bool, acts: &[Act]) {
     // Faults may come thick here; sessions must outlast them.
-    let limits = Limits { max_attempts: 1000, ..limits(lanes, usize::from(stages), chunk) };
+    // Prefixes of a recurrent state cannot be shared.
+    let limits = Limits {
+        max_attempts: 1000,
+        residents: if recurrent { 0 } else { 3 },
+        ..limits(lanes, usize::from(stages), chunk)
+    };
     let mut chain = Chain::with(stages, limits, recurrent);
-    let mut sent = Vec::new();
+    let mut sent: Vec<(u64, splitmodel_chain::scheduler::Request)> = Vec::new();
     let mut cancelled = std::collections::HashSet::new();
     for act in acts {
         match act {
             Act::Submit { prompt, max, sampled: s } => {
                 let config = if *s { sampled(sent.len() as u64) } else { greedy() };
                 let r = request(prompt.clone(), *max, &config);
+                sent.push((chain.submit(r.clone()), r));
+            }
+            Act::Again { of, keep, more, max, sampled: s } => {
+                let Some((id, earlier)) = sent.get(*of) else { continue };
+                let mut prompt: Vec<Token> =
+                    earlier.prompt.iter().chain(&chain.texts[id]).copied().take(*keep).collect();
+                prompt.extend(more);
+                let config = if *s { sampled(sent.len() as u64) } else { greedy() };
+                let r = request(prompt, *max, &config);
                 sent.push((chain.submit(r.clone()), r));
             }
             Act::Cancel(i) => {
@@ -92,15 +120,20 @@ fn run(stages: u16, lanes: u16, chunk: usize, recurrent: bool, acts: &[Act]) {
     }
     for worker in &chain.workers {
         assert_eq!(worker.lanes_in_use(), 0, "a lane leaked");
-        assert_eq!(worker.runtime().held(), 0, "cells leaked");
+        assert_eq!(worker.runtime().held(), worker.resident_cells(), "cells leaked");
     }
     for ops in &chain.ops {
         shadow::check(&ops.lock().unwrap(), None).unwrap();
     }
 }
 
+/// As many as the environment says, else what a few seconds hold.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(4000)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
     #[test]
     fn any_interleaving_gives_the_undisturbed_text(
         stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, recurrent in any::<bool>(),
@@ -131,7 +164,74 @@ fn a_failed_computation_costs_time_and_not_text() {
             assert!(chain.ended[id].is_ok(), "stage {stage}: {:?}", chain.ended[id]);
             assert_eq!(chain.texts[id], alone(3, r), "stage {stage}");
         }
-        assert!(chain.workers.iter().all(|w| w.lanes_in_use() == 0 && w.runtime().held() == 0));
+        assert!(chain.workers.iter().all(|w| w.lanes_in_use() == 0 && w.runtime().held() == w.resident_cells()));
+    }
+}
+
+/// Runs a session to its end; its text, and the tokens that it did not compute.
+fn turn(chain: &mut Chain, r: &splitmodel_chain::scheduler::Request) -> (Vec<Token>, usize) {
+    let id = chain.submit(r.clone());
+    chain.settle();
+    assert!(chain.ended[&id].is_ok(), "{:?}", chain.ended[&id]);
+    (chain.texts[&id].clone(), chain.restored[&id])
+}
+
+#[test]
+fn a_prefix_is_computed_once_and_the_text_is_that_of_a_cold_chain() {
+    for stages in [1, 3] {
+        let mut chain = Chain::new(stages, limits(2, usize::from(stages), 8));
+        chain.settle();
+        let first = request((0..30).collect(), 6, &sampled(1));
+        assert_eq!(turn(&mut chain, &first), (alone(stages, &first), 0));
+        // The same again: all but the last token of the prompt is there.
+        assert_eq!(turn(&mut chain, &first), (alone(stages, &first), 29));
+        let other = request((0..20).chain(30..40).collect(), 6, &sampled(2));
+        assert_eq!(turn(&mut chain, &other), (alone(stages, &other), 20));
+        let mut elsewhere = first.clone();
+        elsewhere.namespace = "another".to_owned();
+        assert_eq!(turn(&mut chain, &elsewhere).1, 0, "namespaces share nothing");
+        let mut next = first.prompt.clone();
+        next.extend(alone(stages, &first));
+        let told = next.len();
+        next.extend([11, 12, 13]);
+        let next = request(next, 6, &sampled(3));
+        // The answer's last token was never sent as a row.
+        assert_eq!(turn(&mut chain, &next), (alone(stages, &next), told - 1));
+    }
+}
+
+#[test]
+fn a_stage_that_lost_its_residents_costs_time_and_not_text() {
+    for loser in 0..3 {
+        let mut chain = Chain::new(3, limits(2, 3, 8));
+        chain.settle();
+        let first = request((0..30).collect(), 6, &sampled(1));
+        turn(&mut chain, &first);
+        chain.forget(loser);
+        let beside = request((20..40).collect(), 9, &sampled(5));
+        let other = chain.submit(beside.clone());
+        // A forced miss at one stage: the answer of a cold run, and the next request on that lane works.
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "stage {loser}");
+        assert_eq!(chain.texts[&other], alone(3, &beside), "a session in the same frames");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 29), "it was recorded anew");
+        assert!(chain.workers.iter().all(|w| w.lanes_in_use() == 0 && w.runtime().held() == w.resident_cells()));
+    }
+}
+
+#[test]
+fn residents_give_way_to_sessions() {
+    let mut chain = Chain::new(2, Limits { cells: 96, ..limits(1, 2, 16) });
+    chain.settle();
+    turn(&mut chain, &request((0..40).collect(), 1, &greedy()));
+    turn(&mut chain, &request((0..40).rev().collect(), 1, &greedy()));
+    assert_eq!(chain.scheduler.counts().residents, 2);
+    let long = request((0..80).map(|i| 40 + i % 7).collect(), 4, &greedy());
+    assert_eq!(turn(&mut chain, &long), (alone(2, &long), 0));
+    let counts = chain.scheduler.counts();
+    assert_eq!((counts.residents, counts.evictions), (1, 2));
+    for worker in &chain.workers {
+        assert_eq!(worker.resident_cells(), counts.resident_cells);
+        assert!(worker.runtime().held() <= 96);
     }
 }
 

@@ -14,6 +14,9 @@ const LIMITS: Limits = Limits {
     prefill_chunk_shared: 8,
     max_queue: 3,
     max_attempts: 4,
+    cells: 512,
+    residents: 0,
+    min_resident: 1,
 };
 
 fn request(config: usize) -> Request {

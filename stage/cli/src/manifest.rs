@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use splitmodel_api::{self as api, EngineSpec, SplitModel, SplitModelSpec, WireType};
 use splitmodel_control::config::{
-    Activations, ApiConfig, CacheType, EngineConfig, FlashAttention, SchedulingConfig, SplitMode,
+    Activations, ApiConfig, CacheType, EngineConfig, FlashAttention, KvCacheConfig, SchedulingConfig, SplitMode,
 };
 use splitmodel_planner::{Device, Layout};
 
@@ -127,6 +127,13 @@ impl Wanted {
             drain_grace_s: deadlines.drain_seconds,
             ..default
         }
+    }
+
+    /// Reuse of computed prefixes.
+    #[must_use]
+    pub const fn kv_cache(&self) -> KvCacheConfig {
+        let spec = &self.spec.kv_cache;
+        KvCacheConfig { enabled: spec.enabled, max_entries: spec.max_entries, min_tokens: spec.min_tokens }
     }
 
     /// Names of the API at `bind`, with keys from `api_key_file`.

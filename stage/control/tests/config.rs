@@ -38,6 +38,7 @@ fn the_smallest_file_gets_the_documented_defaults() {
     assert_eq!(c.engine.cells(), 4096 * 4);
     assert!(c.engine.kv_unified && c.engine.mmap && !c.engine.mlock && !c.engine.swa_full);
     assert_eq!(c.max_in_flight(), 3);
+    assert_eq!((c.residents(), c.kv_cache.min_tokens), (8, 64));
     assert_eq!(c.scheduling.recovery_deadline_s, 60);
     assert_eq!((c.log.format, c.telemetry.tier, c.metrics), (LogFormat::Text, Tier::Summary, None));
     assert_eq!(c.telemetry, TelemetryConfig::default());
@@ -119,6 +120,7 @@ fn every_refusal_names_its_field() {
         }),
         ("telemetry.sample_ratio:", |c| c.telemetry.sample_ratio = 1.5),
         ("telemetry.sample_ratio:", |c| c.telemetry.sample_ratio = f64::NAN),
+        ("kv_cache.min_tokens:", |c| c.kv_cache.min_tokens = 0),
         ("telemetry.queue:", |c| c.telemetry.queue = 0),
         ("telemetry.otlp_endpoint:", |c| c.telemetry.otlp_endpoint = Some("collector:4317".into())),
         ("metrics.bind:", |c| c.metrics = Some(c.control)),

@@ -102,6 +102,12 @@ impl ChainBackend {
     }
 }
 
+/// Prefixes are shared within a client's key and tenant; without either, among all who have neither.
+fn namespace(key: Option<String>, tenant: Option<String>) -> String {
+    // Lengths keep `a` + `bc` and `ab` + `c` apart.
+    [key, tenant].into_iter().map(|part| part.map_or_else(|| "-".to_owned(), |p| format!("{}:{p}", p.len()))).collect()
+}
+
 impl Backend for ChainBackend {
     fn card(&self) -> &ModelCard {
         &self.card
@@ -138,6 +144,7 @@ impl Backend for ChainBackend {
             eog: request.config.eog,
             logprobs: request.logprobs,
             trace: None,
+            namespace: namespace(request.cache_key, request.tenant),
         };
         match self.coordinator.submit(request, client) {
             Ok(session) => {

@@ -49,6 +49,8 @@ struct Listener {
     client: Client,
     submitted: Instant,
     tokens: u64,
+    /// Whether it was told that it started.
+    announced: bool,
 }
 
 struct Inner {
@@ -81,6 +83,8 @@ struct Inner {
 pub struct Figures {
     /// Prompt tokens of admitted requests.
     pub prompt: u64,
+    /// Of those, tokens that came from resident prefixes.
+    pub cached: u64,
     /// Tokens generated.
     pub generated: u64,
     /// First tokens.
@@ -222,7 +226,7 @@ impl Coordinator {
         if let Some(timelines) = &mut inner.timelines {
             timelines.submitted(id, client.received, now);
         }
-        inner.listeners.insert(id, Listener { client, submitted: now, tokens: 0 });
+        inner.listeners.insert(id, Listener { client, submitted: now, tokens: 0, announced: false });
         inner.waiting.insert((now + self.deadlines.admission, id), ());
         inner.figures.prompt += prompt;
         self.active.send_replace(inner.listeners.len());
@@ -387,6 +391,10 @@ impl Coordinator {
         for event in events {
             match event {
                 Event::Started(id) => self.started(inner, id),
+                Event::Restored(id, cached) => {
+                    inner.figures.cached += cached as u64;
+                    announce(inner, id, cached);
+                }
                 Event::Token(id, p) => {
                     inner.figures.generated += 1;
                     let token = TokenEvent { token: p.token, logprob: p.logprob, top: p.top };
@@ -427,7 +435,6 @@ impl Coordinator {
                 trace.started(now);
             }
             inner.waiting.remove(&(listener.submitted + self.deadlines.admission, id));
-            let _ = listener.client.sender.send(GenEvent::Started { cached_tokens: 0 }); // a closed one is cancelled by its owner
         }
     }
 
@@ -478,7 +485,18 @@ fn first_token(inner: &mut Inner, id: SessionId) {
     }
 }
 
+/// Tells a client that its generation started, once, with what came from a cache.
+fn announce(inner: &mut Inner, id: SessionId, cached: usize) {
+    if let Some(listener) = inner.listeners.get_mut(&id).filter(|l| !l.announced) {
+        listener.announced = true;
+        let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
+        let _ = listener.client.sender.send(GenEvent::Started { cached_tokens }); // a closed one is cancelled by its owner
+    }
+}
+
 fn send(inner: &mut Inner, id: SessionId, event: GenEvent) {
+    // Where the chain broke before it said what was restored, all was computed.
+    announce(inner, id, 0);
     if let Some(listener) = inner.listeners.get_mut(&id) {
         listener.tokens += 1;
         let _ = listener.client.sender.send(event); // a closed one is cancelled by its owner

@@ -73,6 +73,8 @@ pub struct Packages {
     pub chat_template: Option<String>,
     /// Width of a row.
     pub n_embd: u32,
+    /// Whether every layer keeps all positions and no recurrent state, so that prefixes of any length can be shared.
+    pub dense: bool,
 }
 
 /// Path of a local source: `file://…` or a plain path.
@@ -125,7 +127,10 @@ pub fn fetch(config: &StageConfig, status: &StatusHub, heartbeat: &Heartbeat) ->
     let embedding = config.is_first().then(|| get(Package::Embedding)).transpose()?;
     let tokenizer = (config.is_first() || config.is_last()).then(|| get(Package::Tokenizer)).transpose()?;
     let chat_template = model.tokenizer()?.chat_template;
-    Ok(Packages { slice, embedding, tokenizer, digest: facts.digest, chat_template, n_embd: facts.n_embd })
+    let windowed = !config.engine.swa_full && facts.layers.iter().any(|l| l.window.is_some());
+    let dense = !windowed && !facts.layers.iter().any(|l| l.recurrent);
+    let (digest, n_embd) = (facts.digest, facts.n_embd);
+    Ok(Packages { slice, embedding, tokenizer, digest, chat_template, n_embd, dense })
 }
 
 /// The vocabulary, as tokenizer and as the bytes of every token.
@@ -156,9 +161,16 @@ pub fn vocabulary_of(path: &Path) -> Result<Vocabulary, LoadError> {
     Ok(Vocabulary { tokenizer: Arc::new(tokenizer), grammars })
 }
 
-/// llama.cpp's options as the stage's configuration says them, with the probe's lane and cells added.
+/// Resident prefixes of a chain. Those of windowed and recurrent layers could be restored at recorded lengths only.
 #[must_use]
-pub fn engine_config(config: &StageConfig) -> EngineConfig {
+pub fn residents(config: &StageConfig, packages: &Packages) -> u16 {
+    if packages.dense { u16::try_from(config.residents()).unwrap_or(u16::MAX) } else { 0 }
+}
+
+/// llama.cpp's options as the stage's configuration says them, with the probe's lane and cells and `residents` sequences
+/// added.
+#[must_use]
+pub fn engine_config(config: &StageConfig, residents: u16) -> EngineConfig {
     let e = &config.engine;
     EngineConfig {
         n_ctx: e.cells().saturating_add(PROBE_CELLS),
@@ -177,7 +189,7 @@ pub fn engine_config(config: &StageConfig) -> EngineConfig {
         kv_unified: e.kv_unified,
         threads: e.threads.unwrap_or(0),
         threads_batch: 0,
-        lanes: e.lanes.saturating_add(1),
+        lanes: e.lanes.saturating_add(1).saturating_add(residents.into()),
         rpc: e.rpc.clone(),
         ..EngineConfig::default()
     }
@@ -195,7 +207,8 @@ pub fn worker(
     (heartbeat, telemetry): (&Heartbeat, &Telemetry),
 ) -> Result<Worker<Slice>, LoadError> {
     status.set_phase(Phase::Loading);
-    let engine = engine_config(config);
+    let residents = residents(config, packages);
+    let engine = engine_config(config, residents);
     let files = SliceFiles {
         slice: packages.slice.path().to_owned(),
         embedding: packages.embedding.as_ref().map(|e| e.path().to_owned()),
@@ -213,7 +226,8 @@ pub fn worker(
     });
     let small = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
     let place = Place { stage: small(config.stage), stages: small(config.stages) };
-    let mut worker = Worker::new(slice, place, engine.lanes as usize, grammars);
+    let lanes = (config.engine.lanes + 1) as usize;
+    let mut worker = Worker::new(slice, place, lanes, grammars).with_residents(residents);
     if let Some(path) = &config.schedule_log {
         let fail = |source| LoadError::Log { path: path.clone(), source };
         let head = Head {

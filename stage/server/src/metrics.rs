@@ -211,6 +211,10 @@ impl Source {
 fn coordinator_figures(coordinator: &Coordinator, out: &mut Out<'_, '_>) -> std::fmt::Result {
     let (now, figures) = coordinator.counts();
     out.counter("prompt_tokens", "Prompt tokens of admitted requests", figures.prompt as f64)?;
+    out.counter("cached_tokens", "Of those, tokens that came from resident prefixes", figures.cached as f64)?;
+    out.counter("kv_evictions", "Resident prefixes given up to make room", now.evictions as f64)?;
+    out.gauge("kv_residents", "Resident prefixes", now.residents as f64)?;
+    out.gauge("kv_resident_cells", "KV cells that they use, as if none were shared", now.resident_cells as f64)?;
     out.counter("generated_tokens", "Tokens generated", figures.generated as f64)?;
     out.counter("first_tokens", "First tokens whose time was divided into parts", figures.first_tokens as f64)?;
     let parts = figures.ttft.iter().map(|(part, time)| (*part, time.as_secs_f64()));

@@ -258,7 +258,8 @@ impl Stage {
         self.status.set_phase(Phase::Loaded);
         let metrics = self.metrics.clone();
         metrics.set_cells(loaded.n_ctx);
-        let coordinator = self.config.is_first().then(|| self.coordinator(&vocabulary));
+        let coordinator =
+            self.config.is_first().then(|| self.coordinator(&vocabulary, load::residents(&self.config, &packages)));
         if let (Some(coordinator), Some(vocabulary), Some(http)) = (&coordinator, vocabulary, http) {
             metrics.set_coordinator(coordinator.clone());
             handler.set_coordinator(coordinator.clone());
@@ -330,7 +331,7 @@ impl Stage {
         Ok((rx, thread.map_err(system("the engine thread cannot start"))?))
     }
 
-    fn coordinator(&self, vocabulary: &Option<Vocabulary>) -> Arc<Coordinator> {
+    fn coordinator(&self, vocabulary: &Option<Vocabulary>, residents: u16) -> Arc<Coordinator> {
         let (c, s) = (&self.config, &self.config.scheduling);
         let rows = c.engine.n_ubatch as usize;
         let limits = Limits {
@@ -342,6 +343,9 @@ impl Stage {
             prefill_chunk_shared: (s.prefill_chunk_shared as usize).min(rows),
             max_queue: s.max_queue as usize,
             max_attempts: MAX_ATTEMPTS,
+            cells: c.engine.cells() as usize,
+            residents,
+            min_resident: c.kv_cache.min_tokens as usize,
         };
         let deadlines = Deadlines {
             admission: Duration::from_secs(s.admission_deadline_s.into()),

@@ -149,6 +149,8 @@ pub struct Chain {
     pub fail_next: Vec<Arc<AtomicU32>>,
     pub texts: HashMap<SessionId, Vec<Token>>,
     pub ended: HashMap<SessionId, Result<splitmodel_chain::scheduler::Finish, String>>,
+    /// Tokens that came from residents.
+    pub restored: HashMap<SessionId, usize>,
 }
 
 pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
@@ -161,6 +163,9 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
         prefill_chunk_shared: chunk,
         max_queue: 64,
         max_attempts: 5,
+        cells: 96 * usize::from(lanes),
+        residents: 3,
+        min_resident: 2,
     }
 }
 
@@ -188,7 +193,7 @@ impl Chain {
             let mut slice = Arithmetic::new(u64::from(i), i + 1 == stages);
             slice.recurrent = recurrent;
             fail_next.push(slice.fail_next.clone());
-            let mut w = Worker::new(slice, place, lanes, None);
+            let mut w = Worker::new(slice, place, lanes, None).with_residents(limits.residents);
             let log = Arc::new(Mutex::new(Vec::new()));
             ops.push(log.clone());
             w.set_sink(Some(Box::new(Shared(log))));
@@ -204,6 +209,7 @@ impl Chain {
             fail_next,
             texts: HashMap::new(),
             ended: HashMap::new(),
+            restored: HashMap::new(),
         };
         chain.form();
         chain
@@ -265,6 +271,7 @@ impl Chain {
                 Event::Finished(id, f) => assert!(self.ended.insert(id, Ok(f)).is_none(), "ended twice"),
                 Event::Failed(id, _, m) => assert!(self.ended.insert(id, Err(m)).is_none(), "ended twice"),
                 Event::Started(_) | Event::Probed(_) => {}
+                Event::Restored(id, n) => assert!(self.restored.insert(id, n).is_none(), "restored twice"),
             }
         }
     }

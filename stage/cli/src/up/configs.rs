@@ -75,6 +75,7 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
             control: BindConfig { bind: own.control },
             health: BindConfig { bind: own.health },
             api: (stage == 0).then(|| planned.wanted.api(local.api, local.api_key_file.clone())),
+            kv_cache: planned.wanted.kv_cache(),
             scheduling: scheduling(planned, local, engine.n_ubatch),
             engine,
             log: local.log.clone(),

@@ -2,6 +2,7 @@
 //!
 //! YAML or JSON, snake case, unknown fields refused. Options that llama.cpp has carry llama.cpp's names.
 mod engine;
+mod kv_cache;
 mod network;
 mod telemetry;
 mod validate;
@@ -11,8 +12,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use engine::{CacheType, EngineConfig, FlashAttention, SplitMode};
+pub use kv_cache::KvCacheConfig;
 pub use network::{Activations, ApiConfig, BindConfig, LinkConfig, Secret, TlsConfig};
 pub use telemetry::{TelemetryConfig, Tier};
+
+/// Most sequences of a llama.cpp context (`LLAMA_MAX_SEQ`).
+pub const MAX_SEQUENCES: u32 = 256;
 
 /// Everything a stage is told at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +52,9 @@ pub struct StageConfig {
     /// Model and context.
     #[serde(default)]
     pub engine: EngineConfig,
+    /// Reuse of computed prefixes.
+    #[serde(default)]
+    pub kv_cache: KvCacheConfig,
     /// Admission, batching and deadlines.
     #[serde(default)]
     pub scheduling: SchedulingConfig,
@@ -251,6 +259,13 @@ impl StageConfig {
     pub fn prefill_chunk(&self) -> u32 {
         let whole = self.engine.n_ubatch;
         self.scheduling.prefill_chunk.unwrap_or(if self.stages == 1 { whole } else { whole.div_ceil(4) })
+    }
+
+    /// Resident prefixes that there is room for: sequences left beside the lanes and the probe's.
+    #[must_use]
+    pub fn residents(&self) -> u32 {
+        let left = MAX_SEQUENCES.saturating_sub(self.engine.lanes.saturating_add(1));
+        if self.kv_cache.enabled { self.kv_cache.max_entries.min(left) } else { 0 }
     }
 
     /// Frames in flight at once.

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use super::{ConfigError, StageConfig};
 
 /// Most lanes of a chain: llama.cpp's limit of sequences, less the probe lane.
-const MAX_LANES: u32 = 255;
+const MAX_LANES: u32 = super::MAX_SEQUENCES - 1;
 /// Smallest message that holds every section and a handful of rows of a small model; stages find out together whether
 /// theirs fit.
 const MIN_MESSAGE: u32 = splitmodel_link::codec::MAX_SECTION_BYTES as u32 + (64 << 10);
@@ -240,6 +240,7 @@ impl StageConfig {
             return invalid("telemetry.sample_ratio", format!("is {}; it must be between 0 and 1", t.sample_ratio));
         }
         at_least_one("telemetry.queue", t.queue)?;
+        at_least_one("kv_cache.min_tokens", self.kv_cache.min_tokens)?;
         match &t.otlp_endpoint {
             Some(url) if !(url.starts_with("http://") || url.starts_with("https://")) => invalid(
                 "telemetry.otlp_endpoint",

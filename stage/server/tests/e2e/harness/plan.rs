@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use splitmodel_control::StageConfig;
 use splitmodel_control::config::{
-    Activations, ApiConfig, BindConfig, CacheConfig, CacheType, EngineConfig, FlashAttention, LinkConfig, LogConfig,
-    LogFormat, ModelConfig, SchedulingConfig, TelemetryConfig, TlsConfig,
+    Activations, ApiConfig, BindConfig, CacheConfig, CacheType, EngineConfig, FlashAttention, KvCacheConfig,
+    LinkConfig, LogConfig, LogFormat, ModelConfig, SchedulingConfig, TelemetryConfig, TlsConfig,
 };
 
 use super::models;
@@ -19,6 +19,7 @@ pub struct Plan {
     /// Boundaries of the stages: `[0, 22, 30]` is two stages.
     pub cuts: Vec<u32>,
     pub engine: EngineConfig,
+    pub kv_cache: KvCacheConfig,
     pub scheduling: SchedulingConfig,
     pub json_logs: bool,
     /// Whether every stage writes its schedule.
@@ -61,6 +62,7 @@ impl Plan {
                 n_gpu_layers: Some(0),
                 ..EngineConfig::default()
             },
+            kv_cache: KvCacheConfig::default(),
             scheduling: SchedulingConfig::default(),
             json_logs: false,
             schedule: false,
@@ -101,6 +103,7 @@ impl Plan {
                 health: BindConfig { bind: at(i, 2) },
                 api: (i == 0).then(|| ApiConfig::new(at(0, 3), "e2e".to_owned())),
                 engine: self.engine.clone(),
+                kv_cache: self.kv_cache.clone(),
                 scheduling: self.scheduling.clone(),
                 log: LogConfig {
                     format: if self.json_logs { LogFormat::Json } else { LogFormat::Text },
