@@ -32,6 +32,8 @@ struct Session {
     /// The resident that its lane shares cells with, as far as is known.
     shares: Option<Candidate>,
     attempts: u32,
+    /// What a stage said first about rows that it dropped, until a token comes.
+    cause: Option<Report>,
     request: Request,
 }
 
@@ -268,6 +270,7 @@ impl Scheduler {
             restoring: None,
             shares: None,
             attempts: 0,
+            cause: None,
             request,
         };
         let session = self.sessions.entry(id).insert_entry(session).into_mut();
@@ -419,8 +422,13 @@ impl Scheduler {
                 self.give_up(report.session, Some(report), &mut events);
             }
         }
+        for report in reports {
+            if let Some(session) = self.sessions.get_mut(&report.session) {
+                session.cause.get_or_insert(report);
+            }
+        }
         for prediction in predictions.records {
-            self.take(prediction, &reports, &mut events);
+            self.take(prediction, &mut events);
         }
         Ok(events)
     }
@@ -447,20 +455,20 @@ impl Scheduler {
         events.push(Event::Restored(id, length));
     }
 
-    fn take(&mut self, prediction: Prediction, reports: &[Report], events: &mut Vec<Event>) {
+    fn take(&mut self, prediction: Prediction, events: &mut Vec<Event>) {
         let id = prediction.session;
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.epoch != prediction.epoch {
             return;
         }
         if prediction.flags & prediction_flags::DROPPED != 0 {
-            self.retry(id, reports, events);
+            self.retry(id, events);
             return;
         }
         if usize::try_from(i64::from(prediction.position) + 1) != Ok(session.tokens.len()) {
             return; // not the end of what is known: nobody asked
         }
-        session.attempts = 0;
+        (session.attempts, session.cause) = (0, None);
         let token = prediction.token;
         let ends = session.request.eog.contains(&token);
         session.tokens.push(token);
@@ -508,12 +516,12 @@ impl Scheduler {
     }
 
     /// Rows of the session were dropped somewhere: compute it again from its tokens, or give up.
-    fn retry(&mut self, id: SessionId, reports: &[Report], events: &mut Vec<Event>) {
-        let own = reports.iter().find(|r| r.session == id).or(reports.first());
+    fn retry(&mut self, id: SessionId, events: &mut Vec<Event>) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.attempts += 1;
         if session.attempts >= self.limits.max_attempts {
-            self.give_up(id, own, events);
+            let cause = session.cause.take();
+            self.give_up(id, cause.as_ref(), events);
             return;
         }
         let old = session.target(id);

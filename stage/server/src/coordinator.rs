@@ -354,7 +354,7 @@ impl Coordinator {
             }
             inner.waiting.remove(&(due, id));
             let message = "no lane became free in time; try again later";
-            events.push(inner.scheduler.fail(id, ErrorClass::Busy, message));
+            events.push(inner.scheduler.fail(id, ErrorClass::Timeout, message));
         }
         if inner.broken_since.is_some_and(|s| now - s > self.deadlines.recovery) {
             let message = "the chain is broken and did not come back in time; try again later";
@@ -506,10 +506,37 @@ fn send(inner: &mut Inner, id: SessionId, event: GenEvent) {
 /// The API's error for a class of the chain.
 fn api_error(class: ErrorClass, message: String) -> ApiError {
     match class {
-        ErrorClass::InvalidRequest | ErrorClass::Unsupported => ApiError::new(Api::InvalidRequest, message),
-        ErrorClass::Busy | ErrorClass::Timeout | ErrorClass::PeerLost => {
+        ErrorClass::InvalidRequest => ApiError::new(Api::InvalidRequest, message),
+        ErrorClass::Unsupported => ApiError::new(Api::NotImplemented, message),
+        ErrorClass::Backend => ApiError::new(Api::Backend, message),
+        ErrorClass::Io | ErrorClass::Protocol => ApiError::new(Api::Io, message),
+        ErrorClass::Timeout => ApiError::new(Api::Timeout, message).with_retry_after(RETRY_AFTER),
+        ErrorClass::Busy | ErrorClass::PeerLost => {
             ApiError::new(Api::Unavailable, message).with_retry_after(RETRY_AFTER)
         }
-        ErrorClass::Backend | ErrorClass::Io | ErrorClass::Protocol => ApiError::internal(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_of_the_chain_has_its_status_and_body() {
+        for (class, status, code) in [
+            (ErrorClass::InvalidRequest, 400, None),
+            (ErrorClass::Unsupported, 501, Some("not_implemented")),
+            (ErrorClass::Backend, 500, Some("backend_error")),
+            (ErrorClass::Io, 500, Some("io_error")),
+            (ErrorClass::Protocol, 500, Some("io_error")),
+            (ErrorClass::Timeout, 503, Some("timeout")),
+            (ErrorClass::Busy, 503, Some("unavailable")),
+            (ErrorClass::PeerLost, 503, Some("unavailable")),
+        ] {
+            let error = api_error(class, "stage 2: no".to_owned());
+            assert_eq!(error.class.status().as_u16(), status, "{class:?}");
+            assert_eq!(error.retry_after.is_some(), status == 503, "{class:?}");
+            assert_eq!(error.class.code(), code, "{class:?}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 mod clients_leave;
 mod control;
+mod errors;
 mod fairness;
 mod garbage;
 mod harness;

@@ -53,6 +53,33 @@ async fn five_loaded_stages_give_the_undisturbed_texts() {
     check(&[0, 2, 11, 18, 29, 30], 31, 23).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_chain_gives_the_texts_of_a_cold_one() {
+    let cases = reference::cases().await;
+    let mut plan = Plan::precise(&[0, 15, 27, 30]);
+    plan.kv_cache.min_tokens = 8;
+    plan.kv_cache.max_entries = 3;
+    let mut chain = Chain::start(&plan).await;
+    for round in ["cold", "warm", "warm again"] {
+        for case in cases {
+            case.ask(chain.client.clone(), round).await;
+        }
+    }
+    let beside = cases.iter().map(|case| tokio::spawn(case.ask(chain.client.clone(), "warm and beside others")));
+    for task in beside.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    assert!(chain.client.metric("splitmodel_cached_tokens_total").await > 0.0);
+    // A stage that comes back has nothing; the others agree with it.
+    chain.stages[1].kill();
+    chain.restart(1);
+    for case in cases {
+        case.ask(chain.client.clone(), "after a loss").await;
+    }
+    chain.until_lanes(0).await;
+    chain.end().await;
+}
+
 #[test]
 fn other_texts_are_found_out_and_ties_are_not() {
     let answer = |tokens: [&str; 3], gap: f64| Answer {

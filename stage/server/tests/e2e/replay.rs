@@ -99,7 +99,7 @@ async fn all(client: &Client, loads: Vec<Load>) -> Vec<Sent> {
 }
 
 /// Serves `waves` of clients with the chain of `plan` and compares what it did with the unsplit model.
-async fn check(mut plan: Plan, waves: Vec<Vec<Load>>) {
+async fn check(mut plan: Plan, waves: Vec<Vec<Load>>) -> Vec<Op> {
     plan.schedule = true;
     plan.scheduling.prefill_chunk = Some(128);
     plan.scheduling.prefill_chunk_shared = 24;
@@ -121,6 +121,7 @@ async fn check(mut plan: Plan, waves: Vec<Vec<Load>>) {
     }
     println!("{} stages served in {served:.1?}", plan.stages());
     replays(chain.schedule(), plan.model, &sent).await;
+    ops
 }
 
 /// Checks that the unsplit model computes the same, bit for bit, from a schedule in which `sent` was served.
@@ -162,6 +163,37 @@ async fn five_uneven_stages_compute_what_one_process_computes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn three_uneven_stages_compute_what_one_process_computes() {
     check(Plan::sample(&[0, 15, 27, 30]), vec![mixed(300)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_that_begin_alike_share_cells() {
+    for cuts in [&[0, 30][..], &[0, 15, 27, 30]] {
+        let alike = |seed: u64, tail: usize| {
+            let prompt = [prompt(970, 300), prompt(seed, tail)].concat();
+            Load { prompt, ..load(seed, 1, 12) }
+        };
+        // The second wave meets what the first left behind, the third what the second did, cancelled ones included.
+        let waves = vec![
+            vec![alike(971, 20)],
+            vec![
+                alike(972, 30),
+                Load { more: sampling(), ..alike(973, 70) },
+                Load { more: grammar(), tokens: 48, ..alike(974, 10) },
+                Load { leave: Leave::Tokens(4), ..alike(975, 50) },
+                load(976, 90, 9),
+            ],
+            vec![Load { more: sampling(), ..alike(977, 40) }, alike(978, 5)],
+        ];
+        let ops = check(Plan::sample(cuts), waves).await;
+        let lanes = 5; // four and the probe's; residents come after
+        let restored = ops.iter().filter_map(|op| match op {
+            Op::SeqCp { from, to, end, .. } if *from >= lanes && *to < lanes => Some(*end),
+            _ => None,
+        });
+        let restored: Vec<_> = restored.collect();
+        assert_eq!(restored.len(), 6, "{restored:?}");
+        assert!(restored.iter().all(|n| *n >= 300), "{restored:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

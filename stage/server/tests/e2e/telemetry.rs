@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -102,10 +103,12 @@ async fn traced(collector: SocketAddr, tier: Tier, queue: u32) -> Chain {
     chain
 }
 
-/// Asks for `max_tokens` tokens after 300, as part of the test's trace.
+/// Asks for `max_tokens` tokens after 300 that nobody sent before, as part of the test's trace.
 async fn ask(chain: &Chain, max_tokens: usize, flags: &str) {
+    static ASKED: AtomicU64 = AtomicU64::new(1);
     let api = chain.configs[0].api.as_ref().unwrap().bind;
-    let mut body = request(1, &prompt(1, 300), max_tokens);
+    let seed = ASKED.fetch_add(1, Ordering::Relaxed);
+    let mut body = request(seed, &prompt(700 + seed, 300), max_tokens);
     body["stream"] = json!(false);
     let response = reqwest::Client::builder().no_proxy().build().unwrap();
     let response = response.post(format!("http://{api}/v1/completions")).json(&body);
