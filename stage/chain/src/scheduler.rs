@@ -273,7 +273,8 @@ impl Scheduler {
             cause: None,
             request,
         };
-        let session = self.sessions.entry(id).insert_entry(session).into_mut();
+        // Ids are never used twice.
+        let session = self.sessions.entry(id).or_insert(session);
         self.prefills.push_back(id);
         // The probe shows that tokens are computed.
         let candidates = match lane < self.limits.lanes {

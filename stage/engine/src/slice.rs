@@ -356,7 +356,11 @@ impl Runtime for Slice {
                 Ok(())
             }
             Source::Rows { table: Some(table), .. } => {
-                table.lookup(tokens, out).map_err(|e| RuntimeError::Embedding(e.to_string()))
+                table.lookup(tokens, out).map_err(|error| {
+                    // Paths are for the log: what a stage reports may reach clients.
+                    tracing::error!(%error, "embedding rows cannot be read");
+                    RuntimeError::Embedding("the table on disk failed; the stage's log says more".to_owned())
+                })
             }
             Source::Rows { table: None, .. } => {
                 Err(RuntimeError::Embedding("only stage 0 has the embedding table".to_owned()))

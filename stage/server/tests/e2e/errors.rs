@@ -1,5 +1,7 @@
 //! Each class of error reaches a client as its status and body, and none of them ends a connection that others use.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
 use crate::harness::chain::Chain;
@@ -88,7 +90,8 @@ async fn a_disk_that_fails_is_told_and_the_chain_lives_on() {
     let formation = chain.status(0).await.formation;
     // The table of embeddings is read row by row: cut it short under the running stage.
     let files = std::fs::read_dir(plan.slices.join("entries")).unwrap().map(|e| e.unwrap().path());
-    let table = files.filter(|p| p.is_file() && p.to_string_lossy().contains("embedding")).max_by_key(size).unwrap();
+    let about = |p: &PathBuf| std::fs::read_to_string(p.with_extension("json")).is_ok_and(|t| t.contains("embedding"));
+    let table = files.filter(|p| p.extension().is_some_and(|e| e == "gguf")).find(about).unwrap();
     let whole = std::fs::read(&table).unwrap();
     let file = std::fs::File::options().write(true).open(&table).unwrap();
     file.set_len(whole.len() as u64 / 2).unwrap();
@@ -99,8 +102,4 @@ async fn a_disk_that_fails_is_told_and_the_chain_lives_on() {
     until("an answer", async || (chain.client.whole(request(9, &[40_000], 4)).await.0 == 200).then_some(())).await;
     assert_eq!(chain.status(0).await.formation, formation, "an error broke the chain");
     chain.end().await;
-}
-
-fn size(path: &std::path::PathBuf) -> u64 {
-    path.metadata().map_or(0, |m| m.len())
 }
