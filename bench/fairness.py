@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Pauses between the tokens of running answers while a long prompt goes through, beside what is allowed.
 
-    fairness.py [--stages 3] [--prompt 4000] [--shared 64,32] [--answers 3] [--runs 3] [--calm 0.5]
+    fairness.py [--stages 3] [--prompt 4000] [--chunk 128] [--shared 512] [--answers 3] [--runs 3] [--calm 0.5]
 
-Allowed are, at the 95th percentile, three times the undisturbed pause and the time of one chunk of the prompt. A chunk is what
-`scheduling.prefill_chunk_shared` (--shared) lets into the chain at once while answers run; its time is its share of the time that the
-same prompt takes on the idle chain, in chunks of that size. Medians of --runs.
+Allowed are, at the 95th percentile, three times the undisturbed pause and the time of one chunk of the prompt: a chunk of --chunk rows
+(`scheduling.prefill_chunk`), its share of the time that the same prompt takes on the idle chain. --shared sets
+`scheduling.prefill_chunk_shared`, the most rows under way at once beside answers. Medians of --runs.
 """
 import argparse
 import json
@@ -113,8 +113,8 @@ def once(url, args, seed):
     return undisturbed, disturbed
 
 
-def measure(url, args, shared):
-    """Pauses in seconds, and the time of a chunk of `shared` rows."""
+def measure(url, args):
+    """Pauses in seconds, and the time of a chunk."""
     undisturbed, disturbed, alone = [], [], []
     for run in range(args.runs):
         u, d = once(url, args, 1000 * run)
@@ -122,7 +122,7 @@ def measure(url, args, shared):
         disturbed.append((percentile(d, 50), percentile(d, 95)))
         begun, first = time.perf_counter(), []
         stream(url, tokens(1000 * run + 500, args.prompt), 1, first)
-        alone.append((first[0] - begun) * shared / args.prompt)
+        alone.append((first[0] - begun) * args.chunk / args.prompt)
     middle = lambda pairs, i: statistics.median(p[i] for p in pairs)  # noqa: E731
     return (middle(undisturbed, 0), middle(undisturbed, 1), middle(disturbed, 0), middle(disturbed, 1),
             statistics.median(alone))
@@ -135,7 +135,8 @@ def main():
     parser.add_argument("--answers", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--shared", type=lambda s: [int(n) for n in s.split(",")], default=[64])
+    parser.add_argument("--shared", type=lambda s: [int(n) for n in s.split(",")], default=[512])
+    parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--calm", type=float, default=0.5)
     args = parser.parse_args()
     print("| rows shared | undisturbed p50 / p95 | beside the prompt p50 / p95 | a chunk | allowed | p95 of allowed |")
@@ -148,10 +149,9 @@ def main():
         chain.end()
         for shared in args.shared:
             calm(args.calm)
-            # Chunks of the same size with and without answers, so that "a chunk" is one thing.
-            stages = Stages(configs, {"prefill_chunk_shared": shared, "prefill_chunk": shared})
+            stages = Stages(configs, {"prefill_chunk_shared": shared, "prefill_chunk": args.chunk})
             try:
-                u50, u95, d50, d95, chunk = measure(stages.url, args, shared)
+                u50, u95, d50, d95, chunk = measure(stages.url, args)
             finally:
                 stages.end()
             allowed = 3 * u95 + chunk

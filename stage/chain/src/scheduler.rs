@@ -1,6 +1,7 @@
 //! The scheduler of stage 0: admits sessions to lanes, makes frames with rows of many sessions, keeps up to N of them
 //! in flight in a chain of N stages, and turns predictions into events. Pure: no clock, no I/O.
 
+mod pace;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,6 +12,7 @@ use splitmodel_link::frame::{
 };
 
 use crate::residents::Residents;
+use pace::Pace;
 pub use types::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request};
 
 /// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
@@ -60,6 +62,7 @@ impl Session {
 struct InFlight {
     seq: u64,
     prefill_rows: usize,
+    decode_rows: usize,
 }
 
 /// See the module.
@@ -77,6 +80,7 @@ pub struct Scheduler {
     in_flight: VecDeque<InFlight>,
     residents: Residents,
     evictions: u64,
+    pace: Pace,
     next_session: SessionId,
     next_seq: u64,
     frames: u64,
@@ -100,6 +104,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             residents: Residents::new(limits.residents, limits.min_resident),
             evictions: 0,
+            pace: Pace::new(limits.prefill_chunk_shared, limits.max_in_flight),
             next_session: 1,
             next_seq: 1,
             frames: 0,
@@ -375,7 +380,7 @@ impl Scheduler {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.frames += 1;
-        self.in_flight.push_back(InFlight { seq, prefill_rows });
+        self.in_flight.push_back(InFlight { seq, prefill_rows, decode_rows: rows.len() - prefill_rows });
         Frame { seq, sections: std::mem::take(&mut self.pending), rows, activations: Activations::default() }
     }
 
@@ -391,8 +396,8 @@ impl Scheduler {
             return self.limits.prefill_chunk;
         }
         let in_flight: usize = self.in_flight.iter().map(|f| f.prefill_rows).sum();
-        let shared = self.limits.prefill_chunk_shared;
-        shared.div_ceil(self.limits.max_in_flight).min(shared.saturating_sub(in_flight))
+        let shared = self.pace.in_flight().min(self.limits.prefill_chunk_shared);
+        self.pace.per_frame().min(shared.saturating_sub(in_flight))
     }
 
     /// Takes the answer to the oldest frame in flight.
@@ -404,7 +409,11 @@ impl Scheduler {
         if expected != Some(predictions.seq) {
             return Err(OutOfOrder { expected, got: predictions.seq });
         }
-        self.in_flight.pop_front();
+        if let Some(frame) = self.in_flight.pop_front() {
+            let stats =
+                predictions.sections.iter().filter_map(|s| if let Section::Stats(s) = s { Some(*s) } else { None });
+            self.pace.answered(frame.prefill_rows, frame.decode_rows, stats);
+        }
         let mut events = Vec::new();
         let mut reports = Vec::new();
         for section in predictions.sections {

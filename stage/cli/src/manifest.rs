@@ -114,18 +114,15 @@ impl Wanted {
         engine(spec, config)
     }
 
-    /// Deadlines and batching of stages with `n_ubatch` rows a computation.
+    /// Deadlines and batching.
     #[must_use]
-    pub fn scheduling(&self, n_ubatch: u32) -> SchedulingConfig {
-        let default = SchedulingConfig::default();
+    pub fn scheduling(&self) -> SchedulingConfig {
         let deadlines = &self.spec.deadlines;
         SchedulingConfig {
-            prefill_chunk: None,
-            prefill_chunk_shared: default.prefill_chunk_shared.min(n_ubatch),
             admission_deadline_s: deadlines.admission_seconds,
             recovery_deadline_s: deadlines.recovery_seconds,
             drain_grace_s: deadlines.drain_seconds,
-            ..default
+            ..SchedulingConfig::default()
         }
     }
 
@@ -284,8 +281,8 @@ mod tests {
             assert_eq!((e.context_length, e.lanes, e.n_ubatch, e.n_batch), (100, 2, 32, 2048));
             assert_eq!((e.flash_attn, e.split_mode, e.mmap), (FlashAttention::On, SplitMode::Row, false));
         }
-        let scheduling = wanted.scheduling(32);
-        assert_eq!((scheduling.prefill_chunk, scheduling.prefill_chunk_shared), (None, 32));
+        let scheduling = wanted.scheduling();
+        assert_eq!((scheduling.prefill_chunk, scheduling.prefill_chunk_shared), (None, None));
         assert_eq!((scheduling.recovery_deadline_s, scheduling.drain_grace_s), (5, 30));
         let memory: Vec<Option<u64>> = wanted.devices().unwrap().iter().map(|d| d.memory).collect();
         assert_eq!(memory, [Some(16 << 30), Some(80_000_000_000)]);

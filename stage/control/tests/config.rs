@@ -145,7 +145,7 @@ fn every_refusal_names_its_field() {
         ("engine.rpc:", |c| c.engine.rpc = vec!["nowhere".into()]),
         ("scheduling.max_in_flight:", |c| c.scheduling.max_in_flight = Some(0)),
         ("scheduling.prefill_chunk:", |c| c.scheduling.prefill_chunk = Some(513)),
-        ("scheduling.prefill_chunk_shared:", |c| c.scheduling.prefill_chunk_shared = 0),
+        ("scheduling.prefill_chunk_shared:", |c| c.scheduling.prefill_chunk_shared = Some(0)),
         ("scheduling.recovery_deadline_s:", |c| c.scheduling.recovery_deadline_s = 0),
         ("log.level:", |c| c.log.level.clear()),
         ("health.bind:", |c| c.health.bind = c.control.bind),

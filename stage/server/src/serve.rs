@@ -340,7 +340,7 @@ impl Stage {
             max_in_flight: c.max_in_flight() as usize,
             max_rows: rows,
             prefill_chunk: (c.prefill_chunk() as usize).min(rows),
-            prefill_chunk_shared: (s.prefill_chunk_shared as usize).min(rows),
+            prefill_chunk_shared: (c.prefill_chunk_shared() as usize).min(rows),
             max_queue: s.max_queue as usize,
             max_attempts: MAX_ATTEMPTS,
             cells: c.engine.cells() as usize,

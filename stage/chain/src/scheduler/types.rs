@@ -18,8 +18,8 @@ pub struct Limits {
     pub max_rows: usize,
     /// Prompt rows of one frame while no answer is running.
     pub prefill_chunk: usize,
-    /// Prompt rows in flight at once while answers are running, spread over the frames in flight: what a long prompt may
-    /// cost a running answer per token.
+    /// Prompt rows in flight at once at most while answers are running, spread over the frames in flight. Fewer go where the
+    /// stages say that they would make the answers' frames more than twice as dear.
     pub prefill_chunk_shared: usize,
     /// Sessions that may wait for a lane.
     pub max_queue: usize,

@@ -76,7 +76,7 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
             health: BindConfig { bind: own.health },
             api: (stage == 0).then(|| planned.wanted.api(local.api, local.api_key_file.clone())),
             kv_cache: planned.wanted.kv_cache(),
-            scheduling: scheduling(planned, local, engine.n_ubatch),
+            scheduling: scheduling(planned, local),
             engine,
             log: local.log.clone(),
             telemetry: TelemetryConfig::default(),
@@ -97,8 +97,8 @@ fn engine(planned: &Planned, local: &Local, stage: u32) -> EngineConfig {
     engine
 }
 
-fn scheduling(planned: &Planned, local: &Local, n_ubatch: u32) -> SchedulingConfig {
-    let mut scheduling = planned.wanted.scheduling(n_ubatch);
+fn scheduling(planned: &Planned, local: &Local) -> SchedulingConfig {
+    let mut scheduling = planned.wanted.scheduling();
     if let Some(grace) = local.grace_s {
         scheduling.drain_grace_s = grace;
     }

@@ -105,9 +105,10 @@ pub struct SchedulingConfig {
     /// quarter of it in longer ones, where the chunks of a prompt keep all stages at work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_chunk: Option<u32>,
-    /// Prompt tokens under way in the chain at once while answers are running, spread over the frames in flight: what a long
-    /// prompt may cost a running answer per token.
-    pub prefill_chunk_shared: u32,
+    /// Prompt tokens under way in the chain at once at most while answers are running, spread over the frames in flight. Fewer
+    /// go where they would make the answers' frames more than twice as dear. Absent: `n_ubatch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_chunk_shared: Option<u32>,
     /// Requests that may wait for a lane; more are refused with 429.
     pub max_queue: u32,
     /// Seconds a request may wait for a lane.
@@ -123,7 +124,7 @@ impl Default for SchedulingConfig {
         Self {
             max_in_flight: None,
             prefill_chunk: None,
-            prefill_chunk_shared: 64,
+            prefill_chunk_shared: None,
             max_queue: 256,
             admission_deadline_s: 60,
             recovery_deadline_s: 60,
@@ -259,6 +260,12 @@ impl StageConfig {
     pub fn prefill_chunk(&self) -> u32 {
         let whole = self.engine.n_ubatch;
         self.scheduling.prefill_chunk.unwrap_or(if self.stages == 1 { whole } else { whole.div_ceil(4) })
+    }
+
+    /// Prompt tokens under way at once at most while answers are running.
+    #[must_use]
+    pub fn prefill_chunk_shared(&self) -> u32 {
+        self.scheduling.prefill_chunk_shared.unwrap_or(self.engine.n_ubatch)
     }
 
     /// Resident prefixes that there is room for: sequences left beside the lanes and the probe's.

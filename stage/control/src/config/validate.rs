@@ -212,7 +212,7 @@ impl StageConfig {
             return invalid("scheduling.max_in_flight", "is 0; leave it out for one frame per stage");
         }
         at_least_one("scheduling.prefill_chunk", self.prefill_chunk())?;
-        at_least_one("scheduling.prefill_chunk_shared", s.prefill_chunk_shared)?;
+        at_least_one("scheduling.prefill_chunk_shared", self.prefill_chunk_shared())?;
         let n_ubatch = self.engine.n_ubatch;
         if self.prefill_chunk() > n_ubatch {
             return invalid(
@@ -220,10 +220,10 @@ impl StageConfig {
                 format!("is {}, above `engine.n_ubatch` ({n_ubatch})", self.prefill_chunk()),
             );
         }
-        if s.prefill_chunk_shared > n_ubatch {
+        if self.prefill_chunk_shared() > n_ubatch {
             return invalid(
                 "scheduling.prefill_chunk_shared",
-                format!("is {}, above `engine.n_ubatch` ({n_ubatch})", s.prefill_chunk_shared),
+                format!("is {}, above `engine.n_ubatch` ({n_ubatch})", self.prefill_chunk_shared()),
             );
         }
         at_least_one("scheduling.recovery_deadline_s", s.recovery_deadline_s)?;

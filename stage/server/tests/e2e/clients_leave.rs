@@ -19,7 +19,7 @@ async fn a_client_that_leaves_frees_its_lane_on_every_stage() {
     plan.schedule = true;
     plan.engine.lanes = 2;
     plan.engine.context_length = 2048;
-    plan.scheduling.prefill_chunk_shared = 24;
+    plan.scheduling.prefill_chunk_shared = Some(24);
     let mut chain = Chain::start(&plan).await;
     let mut witness = chain.client.open(&request(800, &prompt(800, 20), 1500)).await;
     witness.tokens(2).await;

@@ -22,7 +22,7 @@ async fn running_streams_are_not_starved_by_a_long_prompt() {
     let mut plan = Plan::sample(&[0, 15, 27, 30]);
     plan.schedule = true;
     plan.engine.context_length = 2048;
-    plan.scheduling.prefill_chunk_shared = SHARED as u32;
+    plan.scheduling.prefill_chunk_shared = Some(SHARED as u32);
     let mut chain = Chain::start(&plan).await;
     let running: Vec<_> = RUNNING
         .iter()

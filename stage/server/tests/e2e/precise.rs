@@ -13,7 +13,7 @@ async fn check(cuts: &[u32], chunk: u32, shared: u32) {
     let cases = reference::cases().await;
     let mut plan = Plan::precise(cuts);
     plan.scheduling.prefill_chunk = Some(chunk);
-    plan.scheduling.prefill_chunk_shared = shared;
+    plan.scheduling.prefill_chunk_shared = Some(shared);
     let mut chain = Chain::start(&plan).await;
     let leaves = |seed: u64, length: usize, ms: u64| {
         let client = chain.client.clone();

@@ -190,7 +190,7 @@ async fn what_runs_after_faults_replays_bit_for_bit() {
     let mut plan = Plan::sample(&CUTS);
     plan.schedule = true;
     plan.scheduling.prefill_chunk = Some(128);
-    plan.scheduling.prefill_chunk_shared = 24;
+    plan.scheduling.prefill_chunk_shared = Some(24);
     let mut proxies = Vec::new();
     let mut chain = Chain::spawn_with(&plan, |configs| proxies = cables(configs));
     chain.ready().await;
@@ -263,7 +263,7 @@ async fn a_link_that_falls_silent_is_given_up() {
 async fn streams_go_on_when_the_middle_and_the_last_stage_die_and_return() {
     let (cases, long) = (&reference::cases().await[..3], &reference::cases().await[4]);
     let mut plan = Plan::precise(&CUTS);
-    plan.scheduling.prefill_chunk_shared = 8;
+    plan.scheduling.prefill_chunk_shared = Some(8);
     let mut chain = Chain::start(&plan).await;
     let mut streams = Vec::new();
     let mut late = Vec::new();

@@ -102,7 +102,7 @@ async fn all(client: &Client, loads: Vec<Load>) -> Vec<Sent> {
 async fn check(mut plan: Plan, waves: Vec<Vec<Load>>) -> Vec<Op> {
     plan.schedule = true;
     plan.scheduling.prefill_chunk = Some(128);
-    plan.scheduling.prefill_chunk_shared = 24;
+    plan.scheduling.prefill_chunk_shared = Some(24);
     let mut chain = Chain::start(&plan).await;
     let begun = Instant::now();
     let mut sent = Vec::new();
