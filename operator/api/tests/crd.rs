@@ -5,7 +5,8 @@ use serde_json::Value;
 use splitmodel_api::{SplitModel, crd, crd_yaml};
 
 fn root(path: &str) -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    // At run time: two checkouts that share a target folder share test binaries.
+    std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../..").join(path)
 }
 
 #[test]

@@ -13,7 +13,8 @@ use splitmodel_link::setup::{Refusal, RefusalCode, Role, write_refusal, write_se
 const MUTATIONS: usize = 100_000;
 
 fn folder(target: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
+    // At run time: two checkouts that share a target folder share test binaries.
+    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../../fuzz/corpus").join(target)
 }
 
 fn corpus(target: &str) -> Vec<Vec<u8>> {
