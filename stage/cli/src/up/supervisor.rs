@@ -113,7 +113,7 @@ pub async fn supervise(
     events: mpsc::Sender<(u32, Happened)>,
 ) {
     let stage = process.stage;
-    let mut failures = 0;
+    let (mut failures, mut never_served) = (0, 0);
     while *orders.borrow() == Order::Run {
         linked.store(false, Ordering::Relaxed);
         let started = Instant::now();
@@ -146,12 +146,14 @@ pub async fn supervise(
         running.kill_group();
         let steady = linked.load(Ordering::Relaxed) && started.elapsed() >= restarts.steady;
         failures = if steady { 1 } else { failures + 1 };
+        // A run that served is no failure to start, however short; only the pause grows with it.
+        never_served = if linked.load(Ordering::Relaxed) { 0 } else { never_served + 1 };
         let happened = if ports::taken(&process.ports) {
             Happened::PortsTaken
-        } else if failures >= restarts.limit {
+        } else if never_served >= restarts.limit {
             Happened::Failed(CliError::StageFailed {
                 stage,
-                tries: failures,
+                tries: never_served,
                 exit,
                 lines: fatal_lines(&process.log, running.log_start),
                 log: process.log.clone(),

@@ -24,6 +24,11 @@ const COUNT: f64 = 1_000_000.0;
 /// Digits of all `multipleOf` read as whole numbers, added up, and their least common multiple.
 const MULTIPLES: u64 = 10_000;
 
+/// Combinations of alternatives that one schema demands at once (`allOf` of `anyOf`s): each is compiled.
+const COMBINATIONS: usize = 64;
+/// Patterns that one text must match at once: their automata multiply.
+const PATTERNS_AT_ONCE: usize = 2;
+
 const COUNTS: [&str; 8] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"];
 
@@ -95,6 +100,7 @@ impl Seen {
         if self.pattern_bytes > PATTERN_BYTES {
             return Err(format!("its patterns have more than {PATTERN_BYTES} bytes together; make them shorter"));
         }
+        combinations(map)?;
         for field in COUNTS {
             if let Some(n) = map.get(field).and_then(Value::as_f64).filter(|n| *n > COUNT) {
                 return Err(format!("`{field}` is {n}; at most {COUNT} is accepted, or leave it out"));
@@ -130,6 +136,28 @@ impl Seen {
 }
 
 /// `value` as a whole number and the count of its decimal places; `None` if it has too many digits.
+/// Checks what an object and the members of its `allOf` demand at once.
+fn combinations(map: &Map<String, Value>) -> Result<(), String> {
+    let members = map.get("allOf").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_object);
+    let (mut combinations, mut patterns) = (1_usize, 0);
+    for schema in members.chain([map]) {
+        for field in ["anyOf", "oneOf"] {
+            let alternatives = schema.get(field).and_then(Value::as_array).map_or(1, |a| a.len().max(1));
+            // A single choice is no combination, however many it offers.
+            combinations = combinations.saturating_mul(alternatives);
+        }
+        patterns += usize::from(schema.contains_key("pattern"));
+    }
+    let choices = map.get("anyOf").or_else(|| map.get("oneOf")).and_then(Value::as_array).map_or(0, Vec::len);
+    if combinations > COMBINATIONS && combinations != choices {
+        return Err(format!("it combines {combinations} alternatives at once; at most {COMBINATIONS} are accepted"));
+    }
+    if patterns > PATTERNS_AT_ONCE {
+        return Err(format!("{patterns} `pattern`s hold at once; at most {PATTERNS_AT_ONCE} are accepted"));
+    }
+    Ok(())
+}
+
 fn decimal(value: f64) -> Option<(u64, u32)> {
     let (mut value, mut places) = (value, 0);
     while value.fract() != 0.0 {
@@ -193,6 +221,8 @@ mod tests {
             (json!({"pattern": "a".repeat(PATTERN_BYTES + 1)}), "patterns"),
             (json!({"items": vec![json!({"pattern": "a", "format": "uuid"}); REGEXES / 2 + 1]}), "`pattern`s and"),
             (json!({"patternProperties": properties(PATTERN_PROPERTIES + 1)}), "`patternProperties`"),
+            (json!({"allOf": vec![json!({"anyOf": vec![true; 6]}); 4]}), "combines 1296 alternatives"),
+            (json!({"allOf": vec![json!({"pattern": "^.*a.{8}b.*$"}); 3]}), "3 `pattern`s"),
             (json!({"not": {"maxItems": 1e9}}), "`maxItems` is 1000000000"),
             (json!({"multipleOf": 1_000_003}), "`multipleOf`"),
             (json!({"multipleOf": 1e-300}), "`multipleOf`"),

@@ -29,6 +29,16 @@ pub struct TelemetryError {
     source: opentelemetry_otlp::ExporterBuildError,
 }
 
+/// A collector that the environment names; what is no URL of one is left out with a warning.
+fn from_environment() -> Option<String> {
+    let url = ENVIRONMENT.iter().find_map(|v| std::env::var(v).ok()).filter(|url| !url.is_empty())?;
+    let good = url.starts_with("http://") || url.starts_with("https://");
+    if !good {
+        tracing::warn!(url, "OTEL_EXPORTER_OTLP_ENDPOINT is no http:// or https:// URL; no traces are sent");
+    }
+    good.then_some(url)
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
@@ -48,7 +58,6 @@ impl Telemetry {
     pub fn start(config: &StageConfig, instance: &str) -> Result<(Self, Option<Flush>), TelemetryError> {
         let t = &config.telemetry;
         let counts = Arc::new(SpanCounts::default());
-        let from_environment = || ENVIRONMENT.iter().find_map(|v| std::env::var(v).ok()).filter(|url| !url.is_empty());
         let endpoint = t.otlp_endpoint.clone().or_else(from_environment).filter(|_| t.tier != Tier::Off);
         let resource = vec![
             KeyValue::new("service.name", "splitmodel"),
@@ -62,7 +71,16 @@ impl Telemetry {
             export::start(&endpoint, t.queue as usize, resource, counts.clone())
                 .map_err(|source| TelemetryError { endpoint, source })
         };
-        let (queue, flush) = endpoint.map(start).transpose()?.unzip();
+        let started = endpoint.map(start).transpose();
+        // What the environment says was perhaps meant for others: it must not keep the model from being served.
+        let started = match started {
+            Err(error) if t.otlp_endpoint.is_none() => {
+                tracing::warn!(%error, "no traces are sent");
+                None
+            }
+            started => started?,
+        };
+        let (queue, flush) = started.unzip();
         let model = config.api.as_ref().map_or_else(|| config.chain.clone(), |a| a.model.clone());
         let sampler = Sampler::new(t.sample_ratio);
         Ok((Self { tier: t.tier, stage: config.stage, model, counts, queue, sampler }, flush))
