@@ -1,6 +1,6 @@
 //! Any bytes as the beginning of a GGUF file: header, tokenizer, facts and packages.
 #![no_main]
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each target uses a part of what the tests share")]
 
 #[path = "../../stage/gguf/tests/common/fuzz.rs"]
 mod fuzz;

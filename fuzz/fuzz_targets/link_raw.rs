@@ -1,6 +1,6 @@
 //! Any bytes, read as a message.
 #![no_main]
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each target uses a part of what the tests share")]
 
 #[path = "../../stage/link/tests/common/from_bytes.rs"]
 mod from_bytes;

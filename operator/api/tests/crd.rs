@@ -1,5 +1,5 @@
 //! The definition, and that the file in the repository is the generated one.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![cfg(test)]
 
 use serde_json::Value;
 use splitmodel_api::{SplitModel, crd, crd_yaml};

@@ -1,5 +1,5 @@
 //! Manifests that are taken and refused, by the API server's rules (CEL and schema) and by [`SplitModel::from_yaml`] alike.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![cfg(test)]
 
 use kube::core::cel::{CompiledSchema, Validator, apply_defaults, compile_schema, estimate_rule_cost};
 use proptest::prelude::*;

@@ -18,6 +18,8 @@ struct Entry {
 pub struct Residents {
     slots: Vec<Option<Entry>>,
     min_tokens: usize,
+    /// Tokens of all entries.
+    cells: usize,
     next_page: u64,
     clock: u64,
 }
@@ -27,7 +29,7 @@ impl Residents {
     #[must_use]
     pub fn new(slots: u16, min_tokens: usize) -> Self {
         let slots = std::iter::repeat_with(|| None).take(slots.into()).collect();
-        Self { slots, min_tokens: min_tokens.max(1), next_page: 1, clock: 0 }
+        Self { slots, min_tokens: min_tokens.max(1), cells: 0, next_page: 1, clock: 0 }
     }
 
     /// Prefixes kept.
@@ -45,7 +47,7 @@ impl Residents {
     /// Cells of all residents, as if none shared any.
     #[must_use]
     pub fn cells(&self) -> usize {
-        self.slots.iter().flatten().map(|e| e.tokens.len()).sum()
+        self.cells
     }
 
     /// Whether a page is kept.
@@ -57,6 +59,15 @@ impl Residents {
     /// The stages forgot everything.
     pub fn clear(&mut self) {
         self.slots.fill(None);
+        self.cells = 0;
+    }
+
+    fn put(&mut self, slot: usize, entry: Option<Entry>) -> Option<Entry> {
+        let tokens = |e: &Option<Entry>| e.as_ref().map_or(0, |e| e.tokens.len());
+        self.cells += tokens(&entry);
+        let before = std::mem::replace(&mut self.slots[slot], entry);
+        self.cells -= tokens(&before);
+        before
     }
 
     /// What a session with `prompt` in `namespace` may begin with, longest first. At least one token of the prompt is left to
@@ -113,7 +124,7 @@ impl Residents {
         let page = self.next_page;
         self.next_page += 1;
         let entry = Entry { page, namespace: namespace.to_owned(), tokens: tokens.to_vec(), used: self.clock };
-        self.slots[slot] = Some(entry);
+        self.put(slot, Some(entry));
         Some(Candidate { page, length: u32::try_from(tokens.len()).ok()?, slot: u16::try_from(slot).ok()? })
     }
 
@@ -124,14 +135,15 @@ impl Residents {
 
     /// Forgets a resident that some stage lost; says whether it was still noted.
     pub fn forget(&mut self, lost: &Candidate) -> bool {
-        let slot = self.slots.get_mut(usize::from(lost.slot));
-        slot.is_some_and(|entry| entry.take_if(|e| e.page == lost.page).is_some())
+        let slot = usize::from(lost.slot);
+        let noted = self.slots.get(slot).is_some_and(|e| e.as_ref().is_some_and(|e| e.page == lost.page));
+        noted && self.put(slot, None).is_some()
     }
 
     /// Forgets the resident used longest ago; says which: page and slot.
     pub fn evict(&mut self) -> Option<(u64, u16)> {
         let slot = self.oldest()?;
-        let entry = self.slots[slot].take()?;
+        let entry = self.put(slot, None)?;
         Some((entry.page, u16::try_from(slot).ok()?))
     }
 }

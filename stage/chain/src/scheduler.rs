@@ -2,62 +2,23 @@
 //! in flight in a chain of N stages, and turns predictions into events. Pure: no clock, no I/O.
 
 mod pace;
+mod session;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use splitmodel_link::frame::{
-    Activations, Candidate, Epoch, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId,
-    Target, Token, prediction_flags, row_flags,
+    Activations, Epoch, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Token,
+    prediction_flags,
 };
 
 use crate::residents::Residents;
 use pace::Pace;
+use session::{Session, history_bytes};
 pub use types::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request};
 
 /// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
 const MAX_CONFIGS: usize = splitmodel_link::codec::MAX_SECTION_BYTES as usize / 2;
-
-struct Session {
-    lane: Lane,
-    epoch: Epoch,
-    tokens: Vec<Token>,
-    prompt: usize,
-    /// Rows sent in this epoch.
-    sent: usize,
-    /// Whether the last stage has this epoch's config.
-    config_sent: bool,
-    /// Whether the stages of this formation know the session.
-    on_stages: bool,
-    /// What its lane is taken to begin with, longest first, until the chain confirms it.
-    restoring: Option<Vec<Candidate>>,
-    /// The resident that its lane shares cells with, as far as is known.
-    shares: Option<Candidate>,
-    attempts: u32,
-    /// What a stage said first about rows that it dropped, until a token comes.
-    cause: Option<Report>,
-    request: Request,
-}
-
-impl Session {
-    fn remaining(&self) -> usize {
-        self.tokens.len() - self.sent
-    }
-
-    /// Bytes of its config at most, with its history.
-    fn config_bytes(&self) -> usize {
-        self.request.config.len() + history_bytes(self.sent)
-    }
-
-    fn target(&self, id: SessionId) -> Target {
-        Target { session: id, epoch: self.epoch, lane: self.lane }
-    }
-
-    /// Its answer has begun, and no more than its newest token is to be sent.
-    fn is_decoding(&self) -> bool {
-        self.tokens.len() > self.prompt && self.remaining() <= 1
-    }
-}
 
 struct InFlight {
     seq: u64,
@@ -126,6 +87,12 @@ impl Scheduler {
             resident_cells: self.residents.cells(),
             evictions: self.evictions,
         }
+    }
+
+    /// Frames under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Tokens of a running session: prompt, then answer.
@@ -223,11 +190,8 @@ impl Scheduler {
         self.pending.clear();
         self.residents.clear();
         for session in self.sessions.values_mut() {
-            session.epoch += 1;
-            session.sent = 0;
-            session.config_sent = false;
+            session.again_from(0);
             session.on_stages = false;
-            (session.restoring, session.shares) = (None, None);
         }
         self.decodes.clear();
         self.prefills = self.sessions.keys().copied().collect();
@@ -255,31 +219,10 @@ impl Scheduler {
         self.pending.push(Section::Probe(id));
     }
 
-    /// Adds a section to the next frame.
-    pub fn push_section(&mut self, section: Section) {
-        self.pending.push(section);
-    }
-
     /// Gives the session its lane, and what it may begin with. Says whether that is known: there is nothing.
     fn start(&mut self, id: SessionId, lane: Lane, request: Request) -> bool {
-        let tokens = request.prompt.clone();
-        let prompt = tokens.len();
-        let session = Session {
-            lane,
-            epoch: 0,
-            tokens,
-            prompt,
-            sent: 0,
-            config_sent: false,
-            on_stages: false,
-            restoring: None,
-            shares: None,
-            attempts: 0,
-            cause: None,
-            request,
-        };
         // Ids are never used twice.
-        let session = self.sessions.entry(id).or_insert(session);
+        let session = self.sessions.entry(id).or_insert(Session::new(lane, request));
         self.prefills.push_back(id);
         // The probe shows that tokens are computed.
         let candidates = match lane < self.limits.lanes {
@@ -347,7 +290,7 @@ impl Scheduler {
         while rows.len() < share && self.probe.is_none() {
             let Some(id) = self.decodes.pop_front() else { break };
             if let Some(session) = self.sessions.get_mut(&id) {
-                send(id, session, 1, &mut self.pending, rows);
+                session.send(id, 1, &mut self.pending, rows);
             }
         }
     }
@@ -365,7 +308,7 @@ impl Scheduler {
             let fits = session.config_sent || config_bytes(&self.pending) + session.config_bytes() <= MAX_CONFIGS;
             if take > 0 && fits {
                 budget -= take;
-                send(id, session, take, &mut self.pending, rows);
+                session.send(id, take, &mut self.pending, rows);
             }
             if budget == 0 {
                 break;
@@ -410,9 +353,7 @@ impl Scheduler {
             return Err(OutOfOrder { expected, got: predictions.seq });
         }
         if let Some(frame) = self.in_flight.pop_front() {
-            let stats =
-                predictions.sections.iter().filter_map(|s| if let Section::Stats(s) = s { Some(*s) } else { None });
-            self.pace.answered(frame.prefill_rows, frame.decode_rows, stats);
+            self.pace.answered(frame.prefill_rows, frame.decode_rows, predictions.stats());
         }
         let mut events = Vec::new();
         let mut reports = Vec::new();
@@ -448,10 +389,8 @@ impl Scheduler {
         let Some(session) = self.sessions.get_mut(&id).filter(|s| s.epoch == epoch) else { return };
         let Some(candidates) = session.restoring.take() else { return };
         if candidates.first().is_some_and(|best| length < best.length as usize) {
+            session.again_from(length);
             session.shares = candidates.iter().find(|c| c.length as usize == length).copied();
-            session.epoch += 1;
-            session.sent = length;
-            session.config_sent = false;
             if !self.prefills.contains(&id) {
                 self.prefills.push_back(id);
             }
@@ -535,9 +474,7 @@ impl Scheduler {
             return;
         }
         let old = session.target(id);
-        session.epoch += 1;
-        (session.sent, session.shares) = (0, None);
-        session.config_sent = false;
+        session.again_from(0);
         self.pending.push(Section::Trim { target: old, position: 0 });
         if !self.prefills.contains(&id) {
             self.prefills.push_back(id);
@@ -550,52 +487,7 @@ fn is_final(report: &Report) -> bool {
     matches!(report.class, ErrorClass::InvalidRequest | ErrorClass::Unsupported)
 }
 
-/// Bytes of a history of `tokens` tokens at most.
-fn history_bytes(tokens: usize) -> usize {
-    if tokens == 0 { 0 } else { 12 + 12 * tokens }
-}
-
-/// The config, with the tokens that were restored as its history: the sampler did not see them as rows.
-fn config_json(session: &Session) -> Vec<u8> {
-    let mut json = session.request.config.clone();
-    if session.sent > 0 && json.pop() == Some(b'}') {
-        let history = &session.tokens[..session.sent];
-        json.extend_from_slice(if json.last() == Some(&b'{') { b"\"history\":" } else { b",\"history\":" });
-        // Numbers always have a JSON form.
-        json.extend(serde_json::to_vec(history).unwrap_or_default());
-        json.push(b'}');
-        return json;
-    }
-    session.request.config.clone()
-}
-
 fn config_bytes(sections: &[Section]) -> usize {
     let bytes = |s: &Section| if let Section::Config { json, .. } = s { json.len() } else { 0 };
     sections.iter().map(bytes).sum()
-}
-
-/// Appends the next `count` rows of a session, and its config before the first.
-fn send(id: SessionId, session: &mut Session, count: usize, pending: &mut Vec<Section>, rows: &mut Vec<Row>) {
-    if !session.config_sent {
-        session.config_sent = true;
-        session.on_stages = true;
-        pending.push(Section::Config { target: session.target(id), json: config_json(session) });
-        if let Some(context) = session.request.trace {
-            pending.push(Section::Trace { session: id, context });
-        }
-    }
-    for at in session.sent..session.sent + count {
-        let last = at + 1 == session.tokens.len();
-        let logprobs = if session.request.logprobs { row_flags::LOGPROBS } else { 0 };
-        rows.push(Row {
-            session: id,
-            epoch: session.epoch,
-            ordinal: u32::try_from(at).unwrap_or(u32::MAX),
-            position: i32::try_from(at).unwrap_or(i32::MAX),
-            token: session.tokens[at],
-            lane: session.lane,
-            flags: if last { row_flags::WANT | logprobs } else { 0 },
-        });
-    }
-    session.sent += count;
 }

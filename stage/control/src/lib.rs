@@ -13,7 +13,7 @@ mod status;
 mod tls;
 
 /// Messages and stubs generated from `proto/stage_control.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("splitmodel.control.v1");
 }

@@ -392,3 +392,10 @@ pub struct Predictions {
     /// Predictions, in row order.
     pub records: Vec<Prediction>,
 }
+
+impl Predictions {
+    /// What the stages say of the frame.
+    pub fn stats(&self) -> impl Iterator<Item = StageStats> + Clone + '_ {
+        self.sections.iter().filter_map(|s| if let Section::Stats(s) = s { Some(*s) } else { None })
+    }
+}

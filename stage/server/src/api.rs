@@ -41,7 +41,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Serves on `http` until `stop`.
+    /// The API and the server to run, on `http` until `stop`.
     ///
     /// # Errors
     /// [`ServeError::Keys`]; [`ServeError::Api`] for an origin that is none.
@@ -50,7 +50,7 @@ impl Api {
         startup: Starting,
         http: TcpListener,
         stop: CancellationToken,
-    ) -> Result<Self, ServeError> {
+    ) -> Result<(Self, impl Future<Output = ()> + Send + 'static), ServeError> {
         let options = ApiConfig {
             api_keys: keys(api)?,
             cors: api.cors.clone(),
@@ -63,8 +63,8 @@ impl Api {
         };
         let wrong = |e: SetupError| ServeError::Api(e.to_string());
         let door = Door::new(Arc::new(startup), &options.cors).map_err(wrong)?;
-        tokio::spawn(serve(http, door.clone(), limits, stop.cancelled_owned()));
-        Ok(Self { door, options })
+        let server = serve(http, door.clone(), limits, stop.cancelled_owned());
+        Ok((Self { door, options }, server))
     }
 
     /// Lets requests through to `backend`.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use splitmodel_chain::scheduler::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request, Scheduler};
 use splitmodel_link::Sender;
-use splitmodel_link::frame::{ErrorClass, Predictions, Section, SessionId, StageStats};
+use splitmodel_link::frame::{ErrorClass, Predictions, SessionId, StageStats};
 use splitmodel_openai::{ApiError, EndReason, ErrorClass as Api, GenEvent, GenSender, TokenEvent};
 use tokio::sync::{oneshot, watch};
 
@@ -290,7 +290,7 @@ impl Coordinator {
             Ok(events) => {
                 let now = Instant::now();
                 inner.last_answer = now;
-                inner.busy_since = (inner.scheduler.counts().in_flight > 0).then_some(now);
+                inner.busy_since = (inner.scheduler.in_flight() > 0).then_some(now);
                 for event in &events {
                     if let Event::Token(id, _) | Event::Finished(id, _) = event {
                         first_token(&mut inner, *id);
@@ -366,7 +366,7 @@ impl Coordinator {
                 break_chain(format!("no answer from the chain for {:?}", self.deadlines.step));
             }
         }
-        if inner.probed && inner.scheduler.counts().in_flight == 0 && now - inner.last_answer > self.deadlines.probe {
+        if inner.probed && inner.scheduler.in_flight() == 0 && now - inner.last_answer > self.deadlines.probe {
             inner.scheduler.probe(u64::MAX);
             self.pump(&mut inner);
         }
@@ -466,11 +466,10 @@ impl Listener {
 
 /// Takes in what the stages say of an answered frame.
 fn take_stats(inner: &mut Inner, predictions: &Predictions) {
-    let stats = predictions.sections.iter().filter_map(|s| if let Section::Stats(s) = s { Some(*s) } else { None });
-    stats.clone().for_each(|s| inner.figures.add_stats(&s));
+    predictions.stats().for_each(|s| inner.figures.add_stats(&s));
     if let Some(timelines) = &mut inner.timelines {
         let written = inner.down.as_ref().and_then(|d| d.written(predictions.seq));
-        timelines.answered(predictions.seq, stats, written);
+        timelines.answered(predictions.seq, predictions.stats(), written);
     }
 }
 

@@ -17,6 +17,7 @@ use splitmodel_sampling::GenerationConfig;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::api::{self, Api, Starting};
 use crate::control::Handler;
@@ -34,6 +35,8 @@ use crate::wiring::{self, Identity, Parts, Wiring, WiringError};
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// Attempts of a session whose rows are dropped.
 const MAX_ATTEMPTS: u32 = 4;
+/// Longest wait for answers under way, once everything else has ended.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Why a stage ends with an error.
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +119,7 @@ pub fn main(config: &Path, exit_with_parent: bool) -> Result<(), ServeError> {
         }
         result
     });
-    // What still runs is idle connections; their peers are gone or going.
+    // What still runs is bound to peers that do not answer.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
@@ -135,6 +138,8 @@ struct Stage {
     drain: watch::Sender<Option<Duration>>,
     /// Ends everything.
     stop: CancellationToken,
+    /// The servers, which finish what they were asked before the process ends.
+    servers: TaskTracker,
 }
 
 /// What the engine thread says once the slice is loaded.
@@ -178,6 +183,7 @@ impl Stage {
             metrics,
             drain: watch::Sender::new(None),
             stop: CancellationToken::new(),
+            servers: TaskTracker::new(),
         };
         Ok((stage, flush))
     }
@@ -194,14 +200,16 @@ impl Stage {
             Some(api) => {
                 let listener = bind("api.bind", api.bind).await?;
                 let known = Starting { status: self.status.clone(), metrics: self.metrics.clone() };
-                Some(Api::start(api, known, listener, self.stop.clone())?)
+                let (api, server) = Api::start(api, known, listener, self.stop.clone())?;
+                self.servers.spawn(server);
+                Some(api)
             }
             None => None,
         };
         if let Some(config) = &self.config.metrics {
             let listener = bind("metrics.bind", config.bind).await?;
             let (metrics, stop) = (self.metrics.clone(), self.stop.clone());
-            tokio::spawn(async move {
+            self.servers.spawn(async move {
                 if let Err(error) = metrics::serve(listener, metrics, stop).await {
                     tracing::error!(%error, "the metrics service ended");
                 }
@@ -210,7 +218,7 @@ impl Stage {
         let handler = Arc::new(Handler::new(self.drain.clone(), grace, self.conditioning.clone()));
         let service = ControlService::new(self.status.clone(), handler.clone());
         let (tls, stop) = (self.tls.clone(), self.stop.clone());
-        tokio::spawn(async move {
+        self.servers.spawn(async move {
             if let Err(error) = splitmodel_control::serve(control, service, tls, stop.cancelled_owned()).await {
                 tracing::error!(%error, "the control service ended");
             }
@@ -218,13 +226,13 @@ impl Stage {
         let (health_hub, health_service) = HealthHub::new().await;
         tokio::spawn(show_life(self.stats.clone(), health_hub.clone()));
         let stop = self.stop.clone();
-        tokio::spawn(async move {
+        self.servers.spawn(async move {
             if let Err(error) = health::serve(health_listener, health_service, stop.cancelled_owned()).await {
                 tracing::error!(%error, "the health service ended");
             }
         });
         let mut told = self.drain.subscribe();
-        let (stop, status) = (self.stop.clone(), self.status.clone());
+        let (stop, status, servers) = (self.stop.clone(), self.status.clone(), self.servers.clone());
         let result = tokio::select! {
             result = self.serve(jobs, http, handler, health_hub) => result,
             _ = load_cancelled(&mut told, &status) => Ok(()),
@@ -233,6 +241,8 @@ impl Stage {
             status.set_error(&error.to_string(), true);
         }
         stop.cancel();
+        servers.close();
+        let _ = tokio::time::timeout(LAST_ANSWERS, servers.wait()).await; // clients that do not read are left
         result
     }
 

@@ -7,10 +7,12 @@ use splitmodel_link::frame::StageStats;
 const SLOWDOWN: f64 = 2.0;
 /// Rows a frame gets at least, so that prompts go on where every row is dear.
 const LEAST_PER_FRAME: usize = 8;
-/// Share of a new observation.
-const WEIGHT: f64 = 0.25;
+/// Share of a new frame in the means.
+const WEIGHT: f64 = 1.0 / 16.0;
+/// Frames whose numbers of rows are closer together than this share of their mean say nothing about the cost of a row.
+const LEAST_SPREAD: f64 = 0.1;
 /// Growth by one observation at most.
-const GROWTH: f64 = 1.5;
+const GROWTH: f64 = 1.25;
 
 /// See the module.
 #[derive(Debug)]
@@ -20,8 +22,7 @@ pub(super) struct Pace {
     least: f64,
     most: f64,
     frames: usize,
-    /// Cost of a frame with answers only, µs.
-    answers_us: Option<f64>,
+    line: Line,
 }
 
 impl Pace {
@@ -29,7 +30,7 @@ impl Pace {
     pub(super) fn new(most: usize, frames: usize) -> Self {
         let most_per_frame = most.div_ceil(frames.max(1)).max(1);
         let least = LEAST_PER_FRAME.min(most_per_frame) as f64;
-        Self { now: least, least, most: most_per_frame as f64, frames: frames.max(1), answers_us: None }
+        Self { now: least, least, most: most_per_frame as f64, frames: frames.max(1), line: Line::default() }
     }
 
     /// Prompt rows for the next frame.
@@ -49,15 +50,42 @@ impl Pace {
         if answer_rows == 0 || cost <= 0.0 {
             return;
         }
-        if prompt_rows == 0 {
-            self.answers_us = Some(self.answers_us.map_or(cost, |before| before + WEIGHT * (cost - before)));
+        self.line.add((prompt_rows + answer_rows) as f64, cost);
+        let fit = match self.line.fixed_per_row {
+            // fixed + row · (answers + p) = SLOWDOWN · (fixed + row · answers)
+            Some(fixed_per_row) => (SLOWDOWN - 1.0) * (fixed_per_row + answer_rows as f64),
+            // Other numbers of rows have to be seen before anything is known.
+            None if prompt_rows > 0 => f64::INFINITY,
+            None => return,
+        };
+        self.now = fit.min(self.now * GROWTH).max(self.now / GROWTH).clamp(self.least, self.most);
+    }
+}
+
+/// The cost of frames as a line over their rows, by least squares with exponential weights.
+#[derive(Debug, Default)]
+struct Line {
+    /// Means of rows, cost, rows², rows · cost.
+    means: Option<[f64; 4]>,
+    /// The cost of a frame as such in rows; infinite where rows cost nothing.
+    fixed_per_row: Option<f64>,
+}
+
+impl Line {
+    fn add(&mut self, rows: f64, cost: f64) {
+        let seen = [rows, cost, rows * rows, rows * cost];
+        let means = self.means.get_or_insert(seen);
+        for (mean, seen) in means.iter_mut().zip(seen) {
+            *mean += WEIGHT * (seen - *mean);
+        }
+        let [r, c, rr, rc] = *means;
+        let variance = rr - r * r;
+        if variance.max(0.0).sqrt() < LEAST_SPREAD * r {
             return;
         }
-        let Some(alone) = self.answers_us else { return };
-        let per_row = (cost - alone) / prompt_rows as f64;
-        let fit = if per_row > 0.0 { (SLOWDOWN - 1.0) * alone / per_row } else { f64::INFINITY };
-        let next = self.now + WEIGHT * (fit.min(self.now * (1.0 + (GROWTH - 1.0) / WEIGHT)) - self.now);
-        self.now = next.clamp(self.least, self.most);
+        let row = (rc - r * c) / variance;
+        let fixed = (c - row * r).max(0.0);
+        self.fixed_per_row = Some(if row > 0.0 { fixed / row } else { f64::INFINITY });
     }
 }
 
@@ -72,10 +100,15 @@ mod tests {
             let slow = StageStats { compute_us: base + row * rows as u32, ..StageStats::default() };
             [StageStats { compute_us: slow.compute_us / 2, ..StageStats::default() }, slow].into_iter()
         };
-        pace.answered(0, 4, frame(4));
-        for _ in 0..100 {
-            let rows = pace.per_frame();
+        for at in 0..400 {
+            // Prompts come in bursts, and the number of answers changes.
+            let (answers, begins) = (2 + at / 10 % 3, at % 20 < 14);
+            let rows = if begins { pace.per_frame() } else { 0 };
             assert!(pace.in_flight() <= most.next_multiple_of(3));
+            pace.answered(rows, answers, frame(rows + answers));
+        }
+        for _ in 0..20 {
+            let rows = pace.per_frame();
             pace.answered(rows, 4, frame(rows + 4));
         }
         pace.per_frame()
@@ -93,10 +126,21 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_always_has_prompts_learns_too() {
+        let mut pace = Pace::new(512, 1);
+        for _ in 0..200 {
+            let rows = pace.per_frame();
+            let cost = 20_000 + 200 * (rows as u32 + 4);
+            pace.answered(rows, 4, std::iter::once(StageStats { compute_us: cost, ..StageStats::default() }));
+        }
+        assert!((95..=110).contains(&pace.per_frame()), "{}", pace.per_frame());
+    }
+
+    #[test]
     fn nothing_is_learnt_from_frames_that_say_nothing() {
         let mut pace = Pace::new(512, 2);
         let stats = |us| std::iter::once(StageStats { compute_us: us, ..StageStats::default() });
-        pace.answered(8, 1, stats(5)); // what answers cost alone is not known yet
+        pace.answered(0, 1, stats(5)); // what rows cost is not known yet
         pace.answered(0, 1, stats(0));
         pace.answered(8, 0, stats(9_000));
         assert_eq!(pace.per_frame(), 8);

@@ -43,9 +43,9 @@ pub struct Restarts {
     pub first: Duration,
     /// Longest pause.
     pub longest: Duration,
-    /// A run that was linked and lasted this long was no failure to start: counting begins anew.
+    /// After a run that was linked and lasted this long the pause is the first again.
     pub steady: Duration,
-    /// Failures in a row after which the stage is given up.
+    /// Runs in a row that were never linked after which the stage is given up.
     pub limit: u32,
     /// Time without a sign of life after which it is killed; zero: never.
     pub hang: Duration,

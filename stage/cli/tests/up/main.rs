@@ -25,9 +25,10 @@ fn main() -> ExitCode {
         Some("serve") => fake::serve_stage(&args[1..]),
         Some("hold") => fake::hold(&args[1]),
         _ => {
-            let tests: [(&str, fn()); 13] = [
+            let tests: [(&str, fn()); 14] = [
                 ("serves_and_ctrl_c_leaves_nothing", serves_and_ctrl_c_leaves_nothing),
                 ("a_killed_stage_is_started_again", a_killed_stage_is_started_again),
+                ("a_stage_that_served_is_not_given_up", a_stage_that_served_is_not_given_up),
                 ("a_hanging_stage_is_killed_and_started_again", a_hanging_stage_is_killed_and_started_again),
                 ("a_hanging_stage_is_left_alone_if_so_told", a_hanging_stage_is_left_alone_if_so_told),
                 ("links_are_conditioned_while_they_run", links_are_conditioned_while_they_run),
@@ -275,6 +276,19 @@ fn a_killed_stage_is_started_again() {
     up.signal(Signal::TERM);
     assert!(up.end().success());
     assert!(scene.all_pids().into_iter().all(is_gone));
+}
+
+fn a_stage_that_served_is_not_given_up() {
+    let scene = Scene::new();
+    let mut up = scene.start(&["--restart-limit", "2"]);
+    up.wait_for("ready: ");
+    for kills in 1..=3 {
+        kill(scene.pids(1)[kills - 1], Signal::KILL);
+        until(|| up.said().matches("stage 1: ended with signal 9; starting again").count() == kills, &|| up.said());
+        until(|| up.said().matches("stage 1: serving").count() > kills, &|| up.said());
+    }
+    up.signal(Signal::TERM);
+    assert!(up.end().success(), "{}", up.said());
 }
 
 fn a_hanging_stage_is_killed_and_started_again() {

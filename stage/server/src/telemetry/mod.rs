@@ -30,8 +30,8 @@ pub struct TelemetryError {
 }
 
 /// A collector that the environment names; what is no URL of one is left out with a warning.
-fn from_environment() -> Option<String> {
-    let url = ENVIRONMENT.iter().find_map(|v| std::env::var(v).ok()).filter(|url| !url.is_empty())?;
+fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let url = ENVIRONMENT.into_iter().find_map(|name| variable(name).filter(|url| !url.is_empty()))?;
     let good = url.starts_with("http://") || url.starts_with("https://");
     if !good {
         tracing::warn!(url, "OTEL_EXPORTER_OTLP_ENDPOINT is no http:// or https:// URL; no traces are sent");
@@ -58,7 +58,11 @@ impl Telemetry {
     pub fn start(config: &StageConfig, instance: &str) -> Result<(Self, Option<Flush>), TelemetryError> {
         let t = &config.telemetry;
         let counts = Arc::new(SpanCounts::default());
-        let endpoint = t.otlp_endpoint.clone().or_else(from_environment).filter(|_| t.tier != Tier::Off);
+        let endpoint = t
+            .otlp_endpoint
+            .clone()
+            .or_else(|| from_environment(|v| std::env::var(v).ok()))
+            .filter(|_| t.tier != Tier::Off);
         let resource = vec![
             KeyValue::new("service.name", "splitmodel"),
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
@@ -156,5 +160,30 @@ impl Observer for StageSpans {
         ];
         let name = (format!("frame at stage {}", self.stage), SpanKind::Internal);
         self.queue.push(span(&self.queue, Place::below(&share.context), name, (share.began, share.ended), attributes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_names_a_collector_or_costs_traces_only() {
+        let from = |set: &[(&str, &str)]| {
+            from_environment(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+        };
+        let [traces, general] = ENVIRONMENT;
+        assert_eq!(from(&[]), None);
+        assert_eq!(from(&[(general, "http://a:4317")]).as_deref(), Some("http://a:4317"));
+        assert_eq!(from(&[(general, "http://a:4317"), (traces, "https://b")]).as_deref(), Some("https://b"));
+        assert_eq!(from(&[(traces, ""), (general, "http://a:4317")]).as_deref(), Some("http://a:4317"));
+        for wrong in ["collector:4317", "grpc://collector", "/var/run/collector"] {
+            assert_eq!(from(&[(general, wrong)]), None, "{wrong}");
+        }
+        // A URL by its scheme alone, which no exporter takes: the stage starts all the same.
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _inside = runtime.enter();
+        let counts = Arc::new(SpanCounts::default());
+        assert!(export::start("http://", 1, Vec::new(), counts).is_err());
     }
 }

@@ -1,0 +1,118 @@
+//! What the scheduler knows of a session with a lane.
+
+use splitmodel_link::frame::{Candidate, Epoch, Lane, Report, Row, Section, SessionId, Target, Token, row_flags};
+
+use super::types::Request;
+
+/// A session with a lane.
+pub(super) struct Session {
+    pub(super) lane: Lane,
+    pub(super) epoch: Epoch,
+    pub(super) tokens: Vec<Token>,
+    pub(super) prompt: usize,
+    /// Rows sent in this epoch.
+    pub(super) sent: usize,
+    /// Whether the last stage has this epoch's config.
+    pub(super) config_sent: bool,
+    /// Whether the stages of this formation know the session.
+    pub(super) on_stages: bool,
+    /// What its lane is taken to begin with, longest first, until the chain confirms it.
+    pub(super) restoring: Option<Vec<Candidate>>,
+    /// The resident that its lane shares cells with, as far as is known.
+    pub(super) shares: Option<Candidate>,
+    pub(super) attempts: u32,
+    /// What a stage said first about rows that it dropped, until a token comes.
+    pub(super) cause: Option<Report>,
+    pub(super) request: Request,
+}
+
+impl Session {
+    pub(super) fn remaining(&self) -> usize {
+        self.tokens.len() - self.sent
+    }
+
+    /// Bytes of its config at most, with its history.
+    pub(super) fn config_bytes(&self) -> usize {
+        self.request.config.len() + history_bytes(self.sent)
+    }
+
+    pub(super) fn target(&self, id: SessionId) -> Target {
+        Target { session: id, epoch: self.epoch, lane: self.lane }
+    }
+
+    /// Its answer has begun, and no more than its newest token is to be sent.
+    pub(super) fn is_decoding(&self) -> bool {
+        self.tokens.len() > self.prompt && self.remaining() <= 1
+    }
+
+    /// A session that begins with the prompt of `request`; nothing of it is sent.
+    pub(super) fn new(lane: Lane, request: Request) -> Self {
+        Self {
+            lane,
+            epoch: 0,
+            tokens: request.prompt.clone(),
+            prompt: request.prompt.len(),
+            sent: 0,
+            config_sent: false,
+            on_stages: false,
+            restoring: None,
+            shares: None,
+            attempts: 0,
+            cause: None,
+            request,
+        }
+    }
+
+    /// The next attempt begins after `sent` cells, which all stages have.
+    pub(super) fn again_from(&mut self, sent: usize) {
+        self.epoch += 1;
+        self.sent = sent;
+        self.config_sent = false;
+        (self.restoring, self.shares) = (None, None);
+    }
+
+    /// The config, with the tokens that were restored as its history: the sampler did not see them as rows.
+    fn config(&self) -> Vec<u8> {
+        let mut json = self.request.config.clone();
+        // What is no object is refused where it is read.
+        if self.sent > 0 && json.last() == Some(&b'}') {
+            json.pop();
+            json.extend_from_slice(if json.ends_with(b"{") { b"\"history\":" } else { b",\"history\":" });
+            // Numbers always have a JSON form.
+            json.extend(serde_json::to_vec(&self.tokens[..self.sent]).unwrap_or_default());
+            json.push(b'}');
+        }
+        json
+    }
+
+    /// Appends its next `count` rows, and its config before the first.
+    pub(super) fn send(&mut self, id: SessionId, count: usize, pending: &mut Vec<Section>, rows: &mut Vec<Row>) {
+        if !self.config_sent {
+            self.config_sent = true;
+            self.on_stages = true;
+            pending.push(Section::Config { target: self.target(id), json: self.config() });
+            if let Some(context) = self.request.trace {
+                pending.push(Section::Trace { session: id, context });
+            }
+        }
+        for at in self.sent..self.sent + count {
+            let last = at + 1 == self.tokens.len();
+            let logprobs = if self.request.logprobs { row_flags::LOGPROBS } else { 0 };
+            rows.push(Row {
+                session: id,
+                epoch: self.epoch,
+                ordinal: u32::try_from(at).unwrap_or(u32::MAX),
+                position: i32::try_from(at).unwrap_or(i32::MAX),
+                token: self.tokens[at],
+                lane: self.lane,
+                flags: if last { row_flags::WANT | logprobs } else { 0 },
+            });
+        }
+        self.sent += count;
+    }
+}
+
+/// Bytes of a history of `tokens` tokens at most.
+pub(super) fn history_bytes(tokens: usize) -> usize {
+    if tokens == 0 { 0 } else { 12 + 12 * tokens }
+}
