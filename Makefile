@@ -7,7 +7,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 CARGO_FLAGS := --release --locked --workspace
 FILE ?= examples/smollm2.yaml
 
-.PHONY: help run test lint fmt build model deps bench bench-delay soak fuzz crds vulkan-smoke clean
+.PHONY: help run test lint fmt build model deps bench bench-delay soak fuzz crds images vulkan-smoke clean
 
 help: ## Lists these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -48,9 +48,13 @@ soak: build model ## The random tests at length, then a chain under load and fau
 fuzz: deps ## Runs every fuzz target for a while (needs a nightly toolchain and cargo-fuzz)
 	fuzz/run.sh
 
-crds: deps ## Writes the CRD again after a change of its types
+crds: deps ## Writes the CRD, the chart's copy and docs/crd.md again after a change of the types
 	cargo build $(CARGO_FLAGS) --all-targets
-	$(BIN)/examples/crdgen > crds/splitmodel.yaml
+	$(BIN)/examples/crdgen .
+
+images: ## Builds the images of operator and stage with docker, compiling inside (IMAGE_FLAGS=… for build arguments, TAG=…)
+	docker build -f Dockerfile.operator $(IMAGE_FLAGS) -t splitmodel-operator:$(or $(TAG),latest) .
+	docker build -f Dockerfile.stage $(IMAGE_FLAGS) -t splitmodel-stage:$(or $(TAG),latest) .
 
 vulkan-smoke: ## Builds with Vulkan and runs a slice on Mesa's software driver
 	scripts/vulkan-smoke.sh
