@@ -52,9 +52,9 @@ crds: deps ## Writes the CRD, the chart's copy and docs/crd.md again after a cha
 	cargo build $(CARGO_FLAGS) --all-targets
 	$(BIN)/examples/crdgen .
 
-images: ## Builds the images of operator and stage with docker, compiling inside (IMAGE_FLAGS=… for build arguments, TAG=…)
-	docker build -f Dockerfile.operator $(IMAGE_FLAGS) -t splitmodel-operator:$(or $(TAG),latest) .
-	docker build -f Dockerfile.stage $(IMAGE_FLAGS) -t splitmodel-stage:$(or $(TAG),latest) .
+images: ## Builds the images with docker, compiling inside (IMAGES=stage, IMAGE_FLAGS=… for build arguments, TAG=…)
+	for image in $(or $(IMAGES),operator stage); do \
+	  docker build -f Dockerfile.$$image $(IMAGE_FLAGS) -t splitmodel-$$image:$(or $(TAG),latest) . || exit 1; done
 
 vulkan-smoke: ## Builds with Vulkan and runs a slice on Mesa's software driver
 	scripts/vulkan-smoke.sh
