@@ -7,7 +7,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 CARGO_FLAGS := --release --locked --workspace
 FILE ?= examples/smollm2.yaml
 
-.PHONY: help run test lint fmt build model deps bench bench-delay soak fuzz crds images vulkan-smoke clean
+.PHONY: help run test lint fmt build model deps bench bench-delay soak fuzz crds images e2e vulkan-smoke clean
 
 help: ## Lists these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ crds: deps ## Writes the CRD, the chart's copy and docs/crd.md again after a cha
 images: ## Builds the images with docker, compiling inside (IMAGES=stage, IMAGE_FLAGS=… for build arguments, TAG=…)
 	for image in $(or $(IMAGES),operator stage); do \
 	  docker build -f Dockerfile.$$image $(IMAGE_FLAGS) -t splitmodel-$$image:$(or $(TAG),latest) . || exit 1; done
+
+e2e: build model ## Runs the tests on a real cluster that this brings up (ARGS='-k sample' for some; E2E_KEEP=1 keeps the cluster)
+	e2e/run.sh $(ARGS)
 
 vulkan-smoke: ## Builds with Vulkan and runs a slice on Mesa's software driver
 	scripts/vulkan-smoke.sh

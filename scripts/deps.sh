@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and is missing: Debian packages; with `lint` also the parts of Rust that linting
-# needs. Rust itself must be there.
+# needs, with `e2e` also what a cluster needs. Rust itself must be there.
 set -euo pipefail
 
 packages=(build-essential cmake libclang-dev ccache python3-venv unzip)
+[ "${1:-}" != e2e ] || packages+=(docker.io iptables iproute2 util-linux debootstrap libseccomp-dev pkg-config kmod procps)
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

@@ -1,0 +1,211 @@
+"""What goes wrong for users: too little of something, slow sources, stages that fail, and names that do not fit."""
+import re
+import time
+
+import pytest
+
+from conftest import SYSTEM
+from files import Files
+from kube import Refused, always, eventually
+from model import FILE, SMALL, ask
+
+HUB = f"hf://owner/models/{FILE}"
+
+
+@pytest.fixture
+def files(kube, namespace, models):
+    return Files(kube, namespace, models)
+
+
+def hub(files):
+    """Pods that take the server in the cluster for the hub."""
+    return {"env": [{"name": "HF_ENDPOINT", "value": files.url}]}
+
+
+def stages(model, field, chain=0):
+    """That field of all stages, as the status tells."""
+    chains = model.status().get("chains") or []
+    return [s.get(field) for s in chains[chain]["stages"]] if len(chains) > chain else []
+
+
+def process(kube, pod, signal):
+    """Signals the process of a stage from its node, as the kernel or an operator of machines would."""
+    number = pod["metadata"]["labels"]["splitmodel.dev/stage"]
+    uid = pod["metadata"]["uid"]
+    # The pod's mounts tell its processes from those of other pods.
+    script = f"for p in $(pgrep -f 'splitmodel-stage serve.*stage-{number}.json'); do grep -q {uid} /proc/$p/mountinfo && kill -{signal} $p; done"
+    kube.on_node(pod["spec"]["nodeName"], "sh", "-c", script)
+
+
+def test_more_gpus_than_there_are(create):
+    model = create("big", stages=5, stageDefaults={**SMALL, "gpu": {}})
+
+    def told():
+        texts = " ".join(c["message"] for c in model.status().get("conditions", []) if c["status"] != "True" or c["type"] == "Degraded")
+        return "gpu" in texts.lower() and model.status().get("phase") in ("Pending", "Planned", "Scheduled", "Failed")
+    eventually("the status says that GPUs are missing", told, 60)
+    assert model.condition("Ready")["status"] == "False"
+    model.delete()
+    eventually("nothing is left", lambda: not model.children("pods,statefulsets"), 60)
+
+
+def test_slow_downloads_restart_nothing_and_a_deleted_stage_comes_back_alone(create, kube, files):
+    files.rate(2_000_000)
+    model = create("slow", model={"source": HUB}, pods=hub(files), stages=3)
+    eventually("stages fetch", lambda: any(b and b > 1_000_000 for b in stages(model, "fetchedBytes")), 90)
+    total = stages(model, "totalBytes")
+    assert all(total), total
+    first = stages(model, "fetchedBytes")
+    eventually("bytes advance", lambda: sum(b or 0 for b in stages(model, "fetchedBytes")) > sum(b or 0 for b in first) + 2_000_000, 30)
+    starts = model.starts()
+    kube.kubectl("-n", model.namespace, "delete", "pod", "slow-0-1-0", "--wait=false")
+    eventually("it is back", lambda: (0, 1) in model.pods() and model.starts()[0, 1][0] != starts[0, 1][0], 60)
+    always("the others go on", lambda: all(model.starts()[k] == starts[k] for k in [(0, 0), (0, 2)]), 10)
+    files.rate(0)
+    model.wait(seconds=180)
+    after = model.starts()
+    assert all(after[k] == starts[k] for k in [(0, 0), (0, 2)]) and all(s[2] == 0 for s in after.values())
+
+
+def test_a_slice_on_a_claim_is_resumed(create, kube, files):
+    files.rate(2_000_000)
+    model = create("resumed", model={"source": HUB}, pods=hub(files), stages=2, cacheVolume={"persistent": True, "size": "1Gi"})
+    eventually("stage 1 has fetched a part", lambda: (stages(model, "fetchedBytes") + [0, 0])[1] or 0 > 8_000_000, 90)
+    eventually("and more of it", lambda: stages(model, "fetchedBytes")[1] > 8_000_000, 60)
+    kube.kubectl("-n", model.namespace, "delete", "pod", "resumed-0-1-0", "--wait=false")
+    files.rate(0)
+    model.wait(seconds=180)
+    whole = sum(stages(model, "totalBytes"))
+    # What is fetched twice is less than what was there already.
+    assert files.sent() < whole + 8_000_000, (files.sent(), whole)
+
+
+def test_the_operator_itself_fetches_nothing(create, kube, files, namespace):
+    kube.kubectl("-n", namespace, "create", "secret", "generic", "hub-token", "--from-literal=token=hf_secret")
+    model = create("private", model={"source": HUB, "credentialsSecret": "hub-token"}, pods=hub(files), stages=1)
+    model.wait()
+    asked = files.requests()
+    assert asked and all(r.get("authorization") == "Bearer hf_secret" for r in asked)
+    operators = {p["status"]["podIP"] for p in kube.get("pods", namespace=SYSTEM)}
+    assert not operators & {r["from"] for r in asked}
+    assert "hf_secret" not in kube.kubectl("get", "splitmodels,configmaps,statefulsets,events", "-n", namespace, "-o", "yaml")
+
+
+def test_a_secret_of_another_namespace_cannot_be_named(kube, create, namespace):
+    with pytest.raises(Refused, match="credentialsSecret"):
+        create("thief", model={"source": HUB, "credentialsSecret": "kube-system/token"})
+
+
+@pytest.mark.parametrize("source, words", [
+    ("pvc://nothing/a.gguf", "nothing"), ("pvc://models/missing.gguf", "missing.gguf"), ("hf://owner/models/missing.gguf", "404"),
+], ids=["claim", "file", "hub"])
+def test_a_source_that_is_not_there(create, files, source, words):
+    model = create("lost", model={"source": source}, pods=hub(files), stages=2)
+    eventually("a condition says so", lambda: any(words in c["message"] for c in model.status().get("conditions", [])), 90)
+    assert model.condition("Ready")["status"] == "False"
+    assert not model.pods()
+
+
+def test_a_stage_that_fails_every_time(create, kube):
+    """Its program refuses its arguments: the tries are bounded and slower each time, the others are let alone."""
+    listed = [{}, {}, {"image": "splitmodel-operator:test"}]
+    model = create("broken", stages=3, stageList=listed)
+
+    def failure():
+        return (stages(model, "failure") + [None] * 3)[2]
+    eventually("the failure is in the status", failure, 90)
+    others = {k: v for k, v in model.starts().items() if k != (0, 2)}
+    assert failure()["exitCode"] == 2 and any("argument" in line or "serve" in line for line in failure()["lines"]), failure()
+    assert model.condition("Ready")["status"] == "False" and not model.endpoints()
+    eventually("it is tried again, and counted", lambda: failure() and failure()["count"] >= 3, 120)
+    eventually("in the end it has failed", lambda: model.status()["phase"] == "Failed", 300, every=2)
+    message = " ".join(c["message"] for c in model.status()["conditions"])
+    assert "stage 2" in message and str(failure()["exitCode"]) in message, message
+    count = failure()["count"]
+    always("no further try", lambda: failure()["count"] == count, 20)
+    assert {k: v for k, v in model.starts().items() if k != (0, 2)} == others
+
+
+def test_a_storage_class_that_does_not_exist(create):
+    model = create("stored", stages=1, cacheVolume={"persistent": True, "size": "1Gi", "storageClassName": "nowhere"})
+    eventually("a condition names it", lambda: any("nowhere" in c["message"] for c in model.status().get("conditions", [])), 90)
+    began = time.monotonic()
+    model.delete()
+    assert model.object() is None and time.monotonic() - began < 20
+    eventually("nothing is left", lambda: not model.children("persistentvolumeclaims,pods,statefulsets"), 60)
+
+
+def test_a_quota_that_is_too_small(kube, create, namespace):
+    kube.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"pods": "1"}}})
+    model = create("many", stages=3)
+    eventually("the quota's words are in a condition",
+               lambda: any("exceeded quota" in c["message"] for c in model.status().get("conditions", [])), 90)
+
+
+def test_more_stages_than_layers(create):
+    model = create("forty", stages=40)
+    found = model.wait("Planned", "False", seconds=90)
+    assert "30" in found["message"] and "40" in found["message"], found
+    assert not model.pods()
+
+
+def test_a_name_that_is_too_long(create):
+    with pytest.raises(Refused, match="at most 40"):
+        create("n" * 63)
+    create("n" * 40, stages=1).wait()
+
+
+def test_a_stopped_process_is_noticed(create, kube):
+    model = create("stopped", stages=3)
+    model.wait()
+    pod = model.pods()[0, 1]
+    process(kube, pod, "STOP")
+    try:
+        eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 60)
+        assert not model.endpoints()
+    finally:
+        process(kube, pod, "CONT")
+    model.wait(seconds=120)
+    with model.client() as client:
+        assert ask(client, max_tokens=4)
+
+
+def test_a_stage_lost_five_times(create, kube):
+    model = create("flaky", stages=3)
+    model.wait()
+    others = {k: v for k, v in model.starts().items() if k != (0, 1)}
+    for _ in range(5):
+        kube.kubectl("-n", model.namespace, "delete", "pod", "flaky-0-1-0", "--grace-period=1", timeout=90)
+        eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 20, every=0.2)
+        model.wait(seconds=120)
+        with model.client() as client:
+            assert ask(client, max_tokens=4)
+    assert {k: v for k, v in model.starts().items() if k != (0, 1)} == others
+
+
+def test_a_crashing_stage_takes_readiness_within_seconds(create, kube):
+    model = create("crash", stages=3)
+    model.wait()
+    pod = model.pods()[0, 2]
+    process(kube, pod, "KILL")
+    eventually("no endpoint", lambda: not model.endpoints(), 15, every=0.2)
+    eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 15, every=0.2)
+    model.wait(seconds=120)
+    assert stages(model, "restarts") == [0, 0, 1]
+
+
+def test_nonsense_never_ends_the_operator(kube, operator, namespace, create):
+    """After all of this the operators are those that were there, never restarted."""
+    for number, spec in enumerate([
+        {"model": {"source": "https://127.0.0.1/a.gguf"}}, {"model": {"source": "oci://nowhere/x@sha256:" + "0" * 64 + "#a.gguf"}},
+        {"stageList": [{"layers": "0-9999"}]}, {"stageDefaults": {"nodeSelector": {"no": "node"}}}, {"pods": {"priorityClassName": "nobody"}},
+        {"api": {"keySecret": "absent"}}, {"image": "nowhere/none:1"}, {"contextLength": 16777216},
+    ]):
+        create(f"odd-{number}", **spec)
+    time.sleep(20)
+    for pod in kube.get("pods", namespace=SYSTEM):
+        assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    for item in kube.get("splitmodels", namespace=namespace):
+        conditions = item.get("status", {}).get("conditions", [])
+        assert any(c["status"] != "True" and re.search(r"\w+ \w+", c["message"]) for c in conditions), item
+
