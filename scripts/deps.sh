@@ -4,7 +4,11 @@
 set -euo pipefail
 
 packages=(build-essential cmake libclang-dev ccache python3-venv unzip)
-[ "${1:-}" != e2e ] || packages+=(docker.io iptables iproute2 util-linux debootstrap libseccomp-dev pkg-config kmod procps)
+if [ "${1:-}" = e2e ]; then
+  packages+=(iptables iproute2 util-linux debootstrap libseccomp-dev pkg-config kmod procps)
+  # Docker's own packages serve as well, and Debian's would put them out.
+  [ -x /usr/bin/dockerd ] || packages+=(docker.io)
+fi
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

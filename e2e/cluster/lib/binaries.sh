@@ -3,6 +3,7 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
+PATH=$PATH:/usr/local/go/bin
 command -v go >/dev/null || die 'Go 1.26 is needed to build the cluster (https://go.dev/dl)'
 work=$cache/go-$(binaries_key)
 out=$bin.part

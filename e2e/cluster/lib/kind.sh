@@ -12,7 +12,7 @@ client=(DOCKER_HOST="unix://$run/docker.sock" PATH="$bin:/usr/sbin:/usr/bin:/sbi
 mkdir -p "$run/docker"
 # shellcheck disable=SC2016
 within sh -c 'log=$1; shift; setsid "$@" >"$log" 2>&1 </dev/null &' - "$run/log/dockerd.log" \
-  /usr/sbin/dockerd --data-root "$run/docker/lib" --exec-root "$run/docker/run" --pidfile "$run/docker/pid" -H "unix://$run/docker.sock" \
+  dockerd --data-root "$run/docker/lib" --exec-root "$run/docker/run" --pidfile "$run/docker/pid" -H "unix://$run/docker.sock" \
   --storage-driver overlay2 --cgroup-parent "/$cgroup" --default-address-pool "base=$nodes.0/24,size=24" --bridge none \
   --add-runtime "front=$bin/runtime" --default-runtime front
 until_true 30 dockerd within docker info || { tail -5 "$run/log/dockerd.log" >&2; exit 3; }
