@@ -1,4 +1,4 @@
-"""helm, what it renders, and a cluster where there is one."""
+"""helm, and what it renders."""
 
 import os
 import pathlib
@@ -46,29 +46,3 @@ class Helm:
 @pytest.fixture(scope="session")
 def helm(tmp_path_factory):
     return Helm(tmp_path_factory.mktemp("helm"))
-
-
-@pytest.fixture(scope="session")
-def kubectl():
-    """Runs kubectl against the cluster that KUBECONFIG names; tests that want it are skipped without one."""
-    if not os.environ.get("KUBECONFIG"):
-        pytest.skip("no cluster: KUBECONFIG is not set")
-
-    def run(*args, given=None, ok=True):
-        binary = os.environ.get("KUBECTL", "kubectl")
-        done = subprocess.run([binary, *args], input=given, capture_output=True, text=True)
-        assert not ok or done.returncode == 0, done.stderr
-        return done
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def namespaces(kubectl):
-    """Namespaces for what the charts put there; gone at the end."""
-    names = ["charts-operator", "charts-a", "charts-b"]
-    for name in names:
-        kubectl("create", "namespace", name)
-    yield names
-    for name in names:
-        kubectl("delete", "namespace", name, "--wait=false")

@@ -1,117 +1,14 @@
-"""What the charts render, for every value; with a cluster, its API server's strict opinion of it."""
+"""What the charts render, for every value. What an API server says of it is among the tests in e2e/."""
 
 import itertools
-import json
 import re
 
 import jsonschema
 import pytest
 import yaml
 
+from cases import CASES, DIGEST, REFUSED, VALUES
 from conftest import CHARTS, ROOT
-
-DIGEST = "sha256:" + "ab" * 32
-
-# Each value away from its default, alone and (below) in pairs of what interacts.
-VALUES = {
-    "defaults": {},
-    "namespaced": {"watchNamespaces": ["charts-a", "charts-b", "charts-a"]},
-    "replicas": {"replicas": 2, "podDisruptionBudget": {"enabled": True}},
-    "images": {
-        "image": {"repository": "registry.local/op", "digest": DIGEST, "pullPolicy": "Never"},
-        "stageImage": {"repository": "registry.local:5000/st", "tag": "cuda", "pullPolicy": "Always"},
-        "imagePullSecrets": ["registry-local", "other"],
-    },
-    "account": {"serviceAccount": {"create": False, "name": "mine"}},
-    "account-named": {"serviceAccount": {"name": "mine", "annotations": {"example.org/role": "x"}}},
-    "no-rbac": {"rbac": {"create": False}},
-    "no-service": {"metrics": {"service": {"enabled": False}}},
-    "metrics": {
-        "metrics": {
-            "port": 9100,
-            "service": {"annotations": {"prometheus.io/scrape": "true"}},
-            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
-        }
-    },
-    "network-policy": {
-        "networkPolicy": {
-            "enabled": True,
-            "apiServerPorts": [6443],
-            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
-        }
-    },
-    "network-policy-open": {"networkPolicy": {"enabled": True}},
-    "logs": {"log": {"format": "text", "level": "info,splitmodel_operator=debug"}, "clusterDomain": "k8s.example"},
-    "extras": {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]},
-    "placement": {
-        "priorityClassName": "system-cluster-critical",
-        "nodeSelector": {"kubernetes.io/os": "linux"},
-        "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}],
-        "affinity": {
-            "podAntiAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "topologyKey": "kubernetes.io/hostname",
-                        "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "splitmodel-operator"}},
-                    }
-                ]
-            }
-        },
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "topology.kubernetes.io/zone",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "splitmodel-operator"}},
-            }
-        ],
-        "terminationGracePeriodSeconds": 10,
-    },
-    "pod": {
-        "podLabels": {"team": "ml", "app.kubernetes.io/name": "other"},
-        "podAnnotations": {"example.org/note": "x: y"},
-        "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi"}},
-    },
-    "openshift": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None}},
-    "names": {"nameOverride": "other"},
-    "full-name": {"fullnameOverride": "sm"},
-}
-PAIRS = [
-    (a, b)
-    for a, b in itertools.combinations(VALUES, 2)
-    if {a, b} & {"namespaced", "account", "metrics", "full-name"} and "defaults" not in (a, b)
-]
-
-
-def merge(a, b):
-    return {
-        k: merge(a[k], b[k]) if isinstance(a.get(k), dict) and isinstance(b.get(k), dict) else (b[k] if k in b else a[k])
-        for k in {**a, **b}
-    }
-
-
-CASES = {**VALUES, **{f"{a}+{b}": merge(VALUES[a], VALUES[b]) for a, b in PAIRS}}
-
-REFUSED = {
-    "unknown": {"replicaCount": 2},
-    "unknown-inside": {"image": {"name": "x"}},
-    "replicas": {"replicas": 9},
-    "replicas-text": {"replicas": "2"},
-    "digest": {"image": {"digest": "sha256:12"}},
-    "tag": {"stageImage": {"tag": "a b"}},
-    "repository": {"image": {"repository": "a b"}},
-    "policy": {"stageImage": {"pullPolicy": "Sometimes"}},
-    "namespace": {"watchNamespaces": ["A"]},
-    "namespace-empty": {"watchNamespaces": [""]},
-    "format": {"log": {"format": "xml"}},
-    "port": {"metrics": {"port": 80}},
-    "account": {"serviceAccount": {"create": False}},
-    "monitor": {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}},
-    "domain": {"clusterDomain": ""},
-    "interval": {"metrics": {"serviceMonitor": {"interval": "soon"}}},
-    "pull-secrets": {"imagePullSecrets": [{"name": "x"}]},
-    "full-name": {"fullnameOverride": "-x"},
-}
 
 WRITES = ["create", "delete", "get", "list", "patch", "watch"]
 # What the operator does, and nothing else: (group, resource) to verbs.
@@ -263,7 +160,7 @@ def test_rights_are_the_least(rendered, case):
     assert lease["metadata"]["namespace"] == "splitmodel-system" and rights(lease) == LEASE_RIGHTS
     others = [r for r in roles if r is not lease]
     if values.get("watchNamespaces"):
-        assert [r["metadata"]["namespace"] for r in others] == ["charts-a", "charts-b"]
+        assert [r["metadata"]["namespace"] for r in others] == ["default", "kube-public"]
         assert all(rights(r) == NAMESPACE_RIGHTS for r in others)
         assert not [o for o in objects if o["kind"].startswith("Cluster")]
     else:
@@ -347,97 +244,10 @@ def test_notes_say_what_to_type_next(helm, case):
             continue
         assert done.returncode == 0, done.stderr
         notes = done.stdout[done.stdout.index("NOTES:"):]
-        namespace = "charts-a" if case == "namespaced" else "default"
+        namespace = "default"
         assert f"kubectl apply -n {namespace} -f - <<EOF" in notes
         assert ("helm install splitmodel-crds" in notes) == (not served)
         manifest = yaml.safe_load(re.search(r"<<EOF\n(.*?)\n  EOF", notes, re.S)[1])
         crd = yaml.safe_load((ROOT / "crds/splitmodel.yaml").read_text())
         schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         jsonschema.validate(manifest["spec"], plain(schema))
-
-
-def served(kubectl, obj):
-    """Whether the cluster knows the object's kind; ServiceMonitor comes with an operator that may not be there."""
-    found = kubectl("get", "--raw", "/apis/" + obj["apiVersion"] if "/" in obj["apiVersion"] else "/api/v1", ok=False)
-    return found.returncode == 0
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", CASES)
-def test_the_api_server_takes_it(kubectl, helm, namespaces, case):
-    text = helm.render("splitmodel", CASES[case], namespace="charts-operator")
-    objects = [o for o in text if served(kubectl, o)]
-    assert len(objects) >= len(text) - 1
-    done = kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump_all(objects))
-    assert "warning" not in done.stderr.lower(), done.stderr
-
-
-@pytest.mark.cluster
-def test_the_api_server_takes_the_definition(kubectl, helm):
-    text = helm.text("splitmodel-crds")
-    # Client side too: small enough for the annotation that keeps the last applied manifest.
-    for args in (["--server-side", "--force-conflicts"], []):
-        done = kubectl("apply", "--dry-run=server", "--validate=strict", *args, "-f", "-", given=text)
-        assert "unrecognized" not in done.stderr, done.stderr
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", ["defaults", "namespaced"])
-def test_what_the_operator_may(kubectl, helm, namespaces, case):
-    """The authoriser's own answers, for the account with the chart's roles."""
-    objects = helm.render("splitmodel", VALUES[case], release=f"charts-{case}", namespace="charts-operator")
-    kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-    given = yaml.safe_dump_all([o for o in objects if o["kind"] in kinds])
-    account = one(objects, "ServiceAccount")["metadata"]["name"]
-    user = f"--as=system:serviceaccount:charts-operator:{account}"
-
-    def may(verb, resource, namespace):
-        return kubectl("auth", "can-i", verb, resource, "-n", namespace, user, ok=False).stdout.strip() == "yes"
-
-    kubectl("apply", "-f", "-", given=given)
-    try:
-        everywhere = case == "defaults"
-        for namespace, here in [("charts-a", True), ("charts-b", True), ("kube-system", everywhere)]:
-            for (group, resource), verbs in NAMESPACE_RIGHTS.items():
-                name = f"{resource.partition('/')[0]}.{group}".strip(".") + ("/status" if "/" in resource else "")
-                for verb in verbs:
-                    assert may(verb, name, namespace) == here, (verb, name, namespace)
-            for verb in ["list", "watch", "update", "deletecollection"]:
-                assert not may(verb, "secrets", namespace), (verb, namespace)
-            for resource in ["pods/exec", "pods/log", "pods/attach", "serviceaccounts/token"]:
-                assert not may("create", resource, namespace) and not may("get", resource, namespace)
-            assert may("list", "nodes", namespace) == everywhere
-            assert not may("create", "deployments.apps", namespace) and not may("*", "*", namespace)
-        assert may("update", "leases.coordination.k8s.io", "charts-operator")
-        assert not may("update", "leases.coordination.k8s.io", "charts-a")
-        listed = kubectl("auth", "can-i", "--list", "-n", "charts-a", user).stdout
-        assert not re.search(r"^\*\.?\*?\s", listed, re.M), listed
-    finally:
-        kubectl("delete", "-f", "-", given=given)
-
-
-@pytest.mark.cluster
-def test_an_upgrade_changes_the_definition_and_uninstalling_keeps_it(kubectl, helm, tmp_path, request):
-    """With a chart of a newer definition. Runs where the definition belongs to no release yet."""
-    import os
-    import shutil
-
-    name = "splitmodels.splitmodel.dev"
-    if kubectl("get", "crd", name, ok=False).returncode == 0:
-        pytest.skip("the definition is installed already")
-    helm.env = {**helm.env, "KUBECONFIG": os.environ["KUBECONFIG"]}
-    request.addfinalizer(lambda: kubectl("delete", "crd", name, "--ignore-not-found"))
-    helm.run("install", "charts-crds", str(CHARTS / "splitmodel-crds"), "--wait")
-    newer = tmp_path / "splitmodel-crds"
-    shutil.copytree(CHARTS / "splitmodel-crds", newer)
-    template = newer / "templates/splitmodel.yaml"
-    crd = yaml.safe_load(template.read_text())
-    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    spec["properties"]["fromTheFuture"] = {"type": "string"}
-    template.write_text(yaml.safe_dump(crd))
-    helm.run("upgrade", "charts-crds", str(newer))
-    found = json.loads(kubectl("get", "crd", name, "-o", "json").stdout)
-    properties = found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    assert "fromTheFuture" in properties
-    helm.run("uninstall", "charts-crds")
-    assert kubectl("get", "crd", name, ok=False).returncode == 0
