@@ -71,6 +71,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+# Why a pod is not made, such as a quota, stands in events only.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
 {{- end -}}
 
 {{/* What it may read of the cluster, to plan by the memory of devices. */}}
@@ -78,7 +82,4 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [get, list, watch]
-- apiGroups: [resource.k8s.io]
-  resources: [resourceslices]
-  verbs: [list, watch]
 {{- end -}}
