@@ -71,7 +71,7 @@ VALUES = {
 PAIRS = [
     (a, b)
     for a, b in itertools.combinations(VALUES, 2)
-    if {a, b} & {"namespaced", "account", "metrics", "full-name"} and "defaults" not in (a, b)
+    if {a, b} != {"no-service", "metrics"} and {a, b} & {"namespaced", "account", "metrics", "full-name"} and "defaults" not in (a, b)
 ]
 
 
@@ -103,4 +103,5 @@ REFUSED = {
     "interval": {"metrics": {"serviceMonitor": {"interval": "soon"}}},
     "pull-secrets": {"imagePullSecrets": [{"name": "x"}]},
     "full-name": {"fullnameOverride": "-x"},
+    "full-name-long": {"fullnameOverride": "x" * 64},
 }

@@ -24,8 +24,9 @@ NAMESPACE_RIGHTS = {
     ("networking.k8s.io", "networkpolicies"): WRITES,
     ("", "secrets"): ["create", "delete", "get", "patch"],
     ("events.k8s.io", "events"): ["create", "patch"],
+    ("", "events"): ["list"],
 }
-CLUSTER_RIGHTS = {("", "nodes"): ["get", "list", "watch"], ("resource.k8s.io", "resourceslices"): ["list", "watch"]}
+CLUSTER_RIGHTS = {("", "nodes"): ["get", "list", "watch"]}
 LEASE_RIGHTS = {("coordination.k8s.io", "leases"): ["create", "get", "patch", "update"]}
 
 

@@ -5,11 +5,11 @@
 {{/* Name of everything the chart makes. */}}
 {{- define "splitmodel.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 57 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := include "splitmodel.name" . -}}
 {{- $base := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- printf "%s-operator" ($base | trunc 54 | trimSuffix "-") -}}
+{{- printf "%s-operator" ($base | trunc 48 | trimSuffix "-") -}}
 {{- end -}}
 {{- end -}}
 
