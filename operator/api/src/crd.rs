@@ -2,7 +2,7 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::SplitModel;
 
@@ -56,6 +56,21 @@ pub fn crd_yaml() -> Result<String, String> {
     let mut value = crd_value(&SplitModel::crd());
     sort(&mut value);
     serde_saphyr::to_string(&value).map_err(|e| e.to_string())
+}
+
+/// [`crd_yaml`] as the template of the chart splitmodel-crds: helm upgrades it with the chart and keeps it when that goes.
+///
+/// # Errors
+/// The serialiser's words.
+pub fn crd_template() -> Result<String, String> {
+    let mut value = crd_value(&SplitModel::crd());
+    value["metadata"]["annotations"] = json!({"helm.sh/resource-policy": "keep"});
+    value["metadata"]["labels"] =
+        json!({"app.kubernetes.io/name": "splitmodel-crds", "app.kubernetes.io/part-of": "splitmodel"});
+    sort(&mut value);
+    let text = serde_saphyr::to_string(&value).map_err(|e| e.to_string())?;
+    // Braces of a template could stand in a description or a rule.
+    Ok(if text.contains("{{") { text.replace("{{", "{{ `{{` }}") } else { text })
 }
 
 fn sort(value: &mut Value) {

@@ -6,6 +6,7 @@
 
 mod crd;
 mod manifest;
+mod reference;
 mod schema;
 mod source;
 mod spec;
@@ -13,8 +14,9 @@ mod stage;
 mod status;
 mod validate;
 
-pub use crd::{crd, crd_yaml};
+pub use crd::{crd, crd_template, crd_yaml};
 pub use manifest::{ManifestError, Problem};
+pub use reference::crd_reference;
 pub use source::{ModelSource, SourceError};
 pub use spec::{
     ApiSpec, CacheVolume, Deadlines, EnvVar, KvCacheSpec, ModelSpec, PodSpec, ServiceType, SessionAffinity, SplitModel,

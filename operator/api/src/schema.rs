@@ -38,6 +38,7 @@ fn walk(schema: &Value, value: &Value, path: &str, problems: &mut Vec<Problem>) 
     }
     match value {
         Value::Object(map) => {
+            bounds(schema, "Properties", map.len() as f64, "entries", path, problems);
             let known = schema["properties"].as_object();
             for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
                 if !map.contains_key(name) {
@@ -76,7 +77,7 @@ fn walk(schema: &Value, value: &Value, path: &str, problems: &mut Vec<Problem>) 
     }
 }
 
-/// `minItems` and `maxItems`, `minLength` and `maxLength`, `minimum` and `maximum`.
+/// `minProperties` and `maxProperties`, `minItems` and `maxItems`, `minLength` and `maxLength`, `minimum` and `maximum`.
 fn bounds(schema: &Value, name: &str, value: f64, unit: &str, path: &str, problems: &mut Vec<Problem>) {
     let limit = |side: &str| schema[format!("{side}{name}")].as_f64();
     let (min, max) = (limit("min"), limit("max"));

@@ -75,6 +75,7 @@ pub struct SplitModelSpec {
     /// Image of the stages; absent: the operator's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9][-A-Za-z0-9._/:@]*$')").message("must be an image, as in registry/name:tag"))]
     pub image: Option<String>,
     /// What the pods of all stages get.
     #[serde(default)]
@@ -121,7 +122,7 @@ impl SplitModelSpec {
     #[must_use]
     pub fn new(source: impl Into<String>) -> Self {
         Self {
-            model: ModelSpec { source: source.into(), credentials_secret: None },
+            model: ModelSpec { source: source.into(), credentials_secret: None, ca_config_map: None },
             stages: None,
             stage_list: None,
             stage_defaults: None,
@@ -183,6 +184,11 @@ pub struct ModelSpec {
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("must be the name of a Secret"))]
     pub credentials_secret: Option<String>,
+    /// ConfigMap with `ca.crt`: authorities (PEM) to trust, in place of the image's own, when the source is read over https.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("must be the name of a ConfigMap"))]
+    pub ca_config_map: Option<String>,
 }
 
 /// What pods get.
@@ -191,9 +197,15 @@ pub struct ModelSpec {
 pub struct PodSpec {
     /// Further labels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    #[schemars(extend("maxProperties" = 32, "additionalProperties" = {"type": "string", "maxLength": 63}))]
+    #[x_kube(validation = Rule::new("self.all(k, k.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))").message("must be labels: names as in example.org/team, values of at most 63 letters, digits, '-', '_' and '.'"))]
+    #[x_kube(validation = Rule::new("self.all(k, !k.startsWith('splitmodel.dev/') && !(k in ['app.kubernetes.io/name', 'app.kubernetes.io/instance', 'app.kubernetes.io/managed-by']))").message("must not have labels that the operator itself sets: splitmodel.dev/… and app.kubernetes.io/name, instance and managed-by"))]
     pub labels: BTreeMap<String, String>,
     /// Further annotations.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    #[schemars(extend("maxProperties" = 32, "additionalProperties" = {"type": "string", "maxLength": 4096}))]
+    #[x_kube(validation = Rule::new("self.all(k, k.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))").message("must have names as in example.org/note"))]
+    #[x_kube(validation = Rule::new("self.all(k, !k.startsWith('splitmodel.dev/'))").message("must not have annotations that the operator itself sets: splitmodel.dev/…"))]
     pub annotations: BTreeMap<String, String>,
     /// Further environment variables.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -202,10 +214,12 @@ pub struct PodSpec {
     /// Secrets for pulling images.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     #[schemars(length(max = 16), inner(length(min = 1, max = 253)))]
+    #[x_kube(validation = Rule::new("self.all(s, s.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$'))").message("must be names of Secrets"))]
     pub image_pull_secrets: Vec<String>,
     /// Priority class.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("must be the name of a PriorityClass"))]
     pub priority_class_name: Option<String>,
 }
 
@@ -236,6 +250,7 @@ pub struct CacheVolume {
     /// Storage class of the claims; absent: the cluster's default.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("must be the name of a StorageClass"))]
     pub storage_class_name: Option<String>,
 }
 

@@ -31,6 +31,8 @@ pub struct StageSpec {
     pub cpu: Option<String>,
     /// Labels that the node must have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    #[schemars(extend("maxProperties" = 16, "additionalProperties" = {"type": "string", "maxLength": 63}))]
+    #[x_kube(validation = Rule::new("self.all(k, k.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))").message("must be labels: names as in example.org/pool, values of at most 63 letters, digits, '-', '_' and '.'"))]
     pub node_selector: BTreeMap<String, String>,
     /// Taints that the pod tolerates.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -39,10 +41,12 @@ pub struct StageSpec {
     /// Runtime class of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("must be the name of a RuntimeClass"))]
     pub runtime_class_name: Option<String>,
     /// Image of the stage, for unlike GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9][-A-Za-z0-9._/:@]*$')").message("must be an image, as in registry/name:tag"))]
     pub image: Option<String>,
     /// llama.cpp's settings.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -60,6 +60,13 @@ pub struct SplitModelStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PlanStatus {
+    /// Name of what this plan makes; pods that follow it carry it.
+    pub revision: String,
+    /// Hash of the fields of the spec that the plan and the pods were made from.
+    pub spec_hash: String,
+    /// What `splitmodel.dev/retry` said when the model's header was read for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<String>,
     /// Identity of the model.
     pub model_digest: String,
     /// Image of the stages, as resolved.
@@ -82,6 +89,8 @@ pub struct PlannedStage {
     pub device: Option<String>,
     /// Bytes of weights.
     pub weight_bytes: i64,
+    /// Bytes of the embedding table beside the slice, in host memory; 0 but on stage 0.
+    pub embedding_bytes: i64,
     /// Bytes of KV cells and states.
     pub kv_bytes: i64,
     /// Bytes of scratch memory.
@@ -89,6 +98,14 @@ pub struct PlannedStage {
     /// Bytes left on the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub headroom_bytes: Option<i64>,
+    /// MiB that each GPU must have by its node's label; absent where the label does not matter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_mib: Option<i64>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(n: &i32) -> bool {
+    *n == 0
 }
 
 /// One chain.
@@ -128,6 +145,12 @@ pub struct StageStatus {
     pub total_bytes: Option<i64>,
     /// Restarts of its container.
     pub restarts: i32,
+    /// Type of the activations that it sends: f32 or f16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activations: Option<String>,
+    /// What it waits for, where it waits for something that is not a stage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// How it failed last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
@@ -141,6 +164,12 @@ pub struct Failure {
     pub exit_code: i32,
     /// Times in a row.
     pub count: i32,
+    /// Restarts of the container before the first of them; below 0 where its pod was replaced meanwhile.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub base: i32,
+    /// What `splitmodel.dev/retry` said when the stage was given up; absent while it is still tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub given_up: Option<String>,
     /// The first fatal lines of its log.
     #[schemars(length(max = 20))]
     pub lines: Vec<String>,

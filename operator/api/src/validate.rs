@@ -1,10 +1,15 @@
 //! The rules that the CRD carries as CEL, for manifests that no API server has seen.
 
+use std::collections::BTreeMap;
+
 use crate::source::is_object_name;
 use crate::{
-    CacheType, EngineSpec, FlashAttention, LayerRange, MAX_NAME, ModelSource, Problem, Quantity, SourceError,
+    CacheType, EngineSpec, FlashAttention, LayerRange, MAX_NAME, ModelSource, PodSpec, Problem, Quantity, SourceError,
     SplitModel, SplitModelSpec, StageSpec,
 };
+
+/// Labels by which the operator, the Service and NetworkPolicies find pods; those of `splitmodel.dev/` are its own as well.
+const OWN_LABELS: [&str; 3] = ["app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by"];
 
 impl SplitModel {
     /// Every rule that this object breaks, with the path of the field. Ranges and lengths are the schema's business.
@@ -50,14 +55,10 @@ impl SplitModelSpec {
         if let Err(e) = self.model.source.parse::<ModelSource>() {
             problems.push(Problem::new("spec.model.source", e.to_string()));
         }
-        for (path, secret) in [
-            ("spec.model.credentialsSecret", &self.model.credentials_secret),
-            ("spec.api.keySecret", &self.api.key_secret),
-        ] {
-            if secret.as_ref().is_some_and(|s| !is_object_name(s)) {
-                problems.push(Problem::new(path, "must be the name of a Secret"));
-            }
-        }
+        check_name("spec.model.credentialsSecret", "Secret", self.model.credentials_secret.as_ref(), problems);
+        check_name("spec.model.caConfigMap", "ConfigMap", self.model.ca_config_map.as_ref(), problems);
+        check_name("spec.api.keySecret", "Secret", self.api.key_secret.as_ref(), problems);
+        check_image("spec.image", self.image.as_ref(), problems);
         if let (Some(count), Some(list)) = (self.stages, &self.stage_list)
             && count as usize != list.len()
         {
@@ -76,8 +77,36 @@ impl SplitModelSpec {
             }
             check_layers(list, problems);
         }
+        self.pods.check(problems);
+        check_quantity("spec.cacheVolume.size", self.cache_volume.size.as_ref(), problems);
+        if self.cache_volume.storage_class_name.is_some() && !self.cache_volume.persistent {
+            problems.push(Problem::new("spec.cacheVolume.storageClassName", "needs persistent: true"));
+        }
+        let class = self.cache_volume.storage_class_name.as_ref();
+        check_name("spec.cacheVolume.storageClassName", "StorageClass", class, problems);
+    }
+}
+
+impl PodSpec {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        check_labels("spec.pods.labels", &self.labels, problems);
+        for key in self.annotations.keys().filter(|k| !is_label_name(k)) {
+            problems
+                .push(Problem::new("spec.pods.annotations", format!("has {key:?}, which is no name of an annotation")));
+        }
+        let own = |key: &&String| key.starts_with("splitmodel.dev/") || OWN_LABELS.contains(&key.as_str());
+        for key in self.labels.keys().filter(own) {
+            problems.push(Problem::new("spec.pods.labels", format!("has {key}, which the operator itself sets")));
+        }
+        for key in self.annotations.keys().filter(|k| k.starts_with("splitmodel.dev/")) {
+            problems.push(Problem::new("spec.pods.annotations", format!("has {key}, which the operator itself sets")));
+        }
+        if self.image_pull_secrets.iter().any(|s| !is_object_name(s)) {
+            problems.push(Problem::new("spec.pods.imagePullSecrets", "must be names of Secrets"));
+        }
+        check_name("spec.pods.priorityClassName", "PriorityClass", self.priority_class_name.as_ref(), problems);
         let mut seen = Vec::new();
-        for (i, env) in self.pods.env.iter().enumerate() {
+        for (i, env) in self.env.iter().enumerate() {
             let path = format!("spec.pods.env[{i}].name");
             let ok = |c: char| c.is_ascii_alphanumeric() || c == '_';
             if env.name.starts_with(|c: char| c.is_ascii_digit()) || !env.name.chars().all(ok) {
@@ -86,10 +115,6 @@ impl SplitModelSpec {
                 problems.push(Problem::new(&path, format!("is {} for the second time", env.name)));
             }
             seen.push(&env.name);
-        }
-        check_quantity("spec.cacheVolume.size", self.cache_volume.size.as_ref(), problems);
-        if self.cache_volume.storage_class_name.is_some() && !self.cache_volume.persistent {
-            problems.push(Problem::new("spec.cacheVolume.storageClassName", "needs persistent: true"));
         }
     }
 }
@@ -104,6 +129,9 @@ impl StageSpec {
                 problems.push(Problem::new(&format!("{path}.gpu.resource"), message));
             }
         }
+        check_labels(&format!("{path}.nodeSelector"), &self.node_selector, problems);
+        check_name(&format!("{path}.runtimeClassName"), "RuntimeClass", self.runtime_class_name.as_ref(), problems);
+        check_image(&format!("{path}.image"), self.image.as_ref(), problems);
         if self.cpu.as_ref().is_some_and(|c| !is_cores(c)) {
             let message = "must be a number of cores, as in 4, 0.5 or 500m";
             problems.push(Problem::new(&format!("{path}.cpu"), message));
@@ -152,6 +180,47 @@ fn check_layers(list: &[StageSpec], problems: &mut Vec<Problem>) {
                 ));
             }
         }
+    }
+}
+
+fn check_name(path: &str, kind: &str, name: Option<&String>, problems: &mut Vec<Problem>) {
+    if name.is_some_and(|n| !is_object_name(n)) {
+        problems.push(Problem::new(path, format!("must be the name of a {kind}")));
+    }
+}
+
+fn check_image(path: &str, image: Option<&String>, problems: &mut Vec<Problem>) {
+    let ok = |c: char| c.is_ascii_alphanumeric() || "-._/:@".contains(c);
+    if image.is_some_and(|i| !i.starts_with(|c: char| c.is_ascii_alphanumeric()) || !i.chars().all(ok)) {
+        problems.push(Problem::new(path, "must be an image, as in registry/name:tag"));
+    }
+}
+
+fn check_labels(path: &str, labels: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
+    for (key, value) in labels {
+        if !is_label_name(key) {
+            problems.push(Problem::new(path, format!("has {key:?}, which is no name of a label")));
+        }
+        if !value.is_empty() && !is_label_word(value) {
+            let message = format!(
+                "has {key} with a value that is no value of a label: at most 63 letters, digits, '-', '_' and '.'"
+            );
+            problems.push(Problem::new(path, message));
+        }
+    }
+}
+
+/// The part of a label's name behind the prefix, or a value: starts and ends with a letter or digit.
+fn is_label_word(text: &str) -> bool {
+    let end = |c: char| c.is_ascii_alphanumeric();
+    let inner = |c: char| end(c) || "-_.".contains(c);
+    text.len() <= 63 && text.starts_with(end) && text.ends_with(end) && text.chars().all(inner)
+}
+
+fn is_label_name(text: &str) -> bool {
+    match text.split_once('/') {
+        Some((prefix, name)) => is_object_name(prefix) && is_label_word(name),
+        None => is_label_word(text),
     }
 }
 

@@ -2,7 +2,7 @@
 #![cfg(test)]
 
 use serde_json::Value;
-use splitmodel_api::{SplitModel, crd, crd_yaml};
+use splitmodel_api::{SplitModel, crd, crd_reference, crd_template, crd_yaml};
 
 fn root(path: &str) -> std::path::PathBuf {
     // At run time: two checkouts that share a target folder share test binaries.
@@ -10,9 +10,50 @@ fn root(path: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn the_file_in_the_repository_is_generated() {
-    let kept = std::fs::read_to_string(root("crds/splitmodel.yaml")).unwrap();
-    assert!(kept == crd_yaml().unwrap(), "crds/splitmodel.yaml is stale; run: make crds");
+fn the_files_in_the_repository_are_generated() {
+    for (path, generated) in [
+        ("crds/splitmodel.yaml", crd_yaml().unwrap()),
+        ("charts/splitmodel-crds/templates/splitmodel.yaml", crd_template().unwrap()),
+        ("docs/crd.md", crd_reference()),
+    ] {
+        let kept = std::fs::read_to_string(root(path)).unwrap_or_default();
+        assert!(kept == generated, "{path} is stale; run: make crds");
+    }
+}
+
+/// helm renders it to the same definition, upgrades it, and keeps it when the chart goes.
+#[test]
+fn the_charts_definition_is_kept() {
+    let mut chart: Value = serde_saphyr::from_str(&crd_template().unwrap()).unwrap();
+    assert_eq!(chart["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    for more in ["annotations", "labels"] {
+        chart["metadata"].as_object_mut().unwrap().remove(more);
+    }
+    assert_eq!(chart, serde_saphyr::from_str::<Value>(&crd_yaml().unwrap()).unwrap());
+}
+
+/// Every field is in the reference, with words.
+#[test]
+fn the_reference_names_every_field() {
+    fn fields(schema: &Value, found: &mut Vec<String>) {
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            found.push(name.clone());
+            fields(field, found);
+            fields(&field["items"], found);
+        }
+    }
+    let value = serde_json::to_value(crd()).unwrap();
+    let schema = value.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap();
+    let (reference, mut found) = (crd_reference(), Vec::new());
+    fields(schema, &mut found);
+    assert!(found.len() > 100, "{}", found.len());
+    for name in found {
+        assert!(["spec", "status"].contains(&&*name) || reference.contains(&format!("| `{name}` |")), "{name}");
+    }
+    for line in reference.lines().filter(|l| l.starts_with("| `")) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        assert!(cells.len() == 5 && cells[4].len() > 3, "no words in: {line}");
+    }
 }
 
 #[test]
@@ -85,4 +126,38 @@ fn the_sample_is_short_and_valid() {
     assert_eq!((model.spec.stage_count(), model.spec.context_length, model.spec.parallel), (Some(3), 2048, 4));
     let path = model.source().unwrap().local_path(std::path::Path::new("/somewhere/examples")).unwrap();
     assert_eq!(path.to_str(), Some("/somewhere/examples/models/SmolLM2-135M-Instruct.Q4_1.gguf"));
+}
+
+#[test]
+fn every_example_is_valid() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "yaml") {
+            SplitModel::from_yaml(&std::fs::read_to_string(&path).unwrap()).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+            seen += 1;
+        }
+    }
+    assert!(seen >= 7, "{seen}");
+}
+
+/// The SplitModels in the documentation and in what helm prints can be applied as they stand.
+#[test]
+fn manifests_in_texts_are_valid() {
+    let mut files =
+        vec![root("README.md"), root("charts/splitmodel/README.md"), root("charts/splitmodel/templates/NOTES.txt")];
+    files.extend(std::fs::read_dir(root("docs")).unwrap().map(|e| e.unwrap().path()));
+    let mut seen = 0;
+    for path in files {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (at, _) in text.match_indices("apiVersion: splitmodel.dev/") {
+            let indent = at - text[..at].rfind('\n').map_or(0, |n| n + 1);
+            let lines = text[at - indent..].lines();
+            let ends = |l: &&str| !(l.starts_with("```") || l.trim() == "EOF" || l.trim() == "---");
+            let manifest: Vec<&str> = lines.take_while(ends).map(|l| l.get(indent..).unwrap_or_default()).collect();
+            SplitModel::from_yaml(&manifest.join("\n")).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+            seen += 1;
+        }
+    }
+    assert!(seen >= 3, "{seen}");
 }

@@ -6,6 +6,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use splitmodel_api::{ManifestError, ModelSource, SourceError, SplitModel, SplitModelSpec, StageSpec, crd};
 
+mod cases;
+
+use cases::{DIGEST, against_rules, against_schema, good, manifest, with};
+
 fn schema() -> Value {
     serde_json::to_value(crd()).unwrap().pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap().clone()
 }
@@ -23,21 +27,6 @@ fn cel(object: &Value, old: Option<&Value>) -> Vec<String> {
     }
 }
 
-fn manifest(spec: Value) -> Value {
-    named("m", spec)
-}
-
-fn named(name: &str, spec: Value) -> Value {
-    json!({"apiVersion": "splitmodel.dev/v1alpha1", "kind": "SplitModel", "metadata": {"name": name}, "spec": spec})
-}
-
-/// A spec with `more` beside a good source.
-fn with(more: Value) -> Value {
-    let mut spec = json!({"model": {"source": "pvc://models/a.gguf"}});
-    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    manifest(spec)
-}
-
 /// JSON is YAML.
 fn read(manifest: &Value) -> Result<SplitModel, ManifestError> {
     SplitModel::from_yaml(&manifest.to_string())
@@ -48,42 +37,9 @@ fn stored(manifest: &Value) -> Value {
     serde_json::to_value(serde_json::from_value::<SplitModel>(manifest.clone()).unwrap()).unwrap()
 }
 
-const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-
 #[test]
 fn good_manifests_are_taken() {
-    let good = [
-        with(json!({})),
-        with(json!({"stages": 1})),
-        with(json!({"stages": 64, "replicas": 0})),
-        with(json!({"stageList": [{}]})),
-        with(json!({"stages": 2, "stageList": [{"layers": "0-9"}, {"layers": "10-29"}]})),
-        with(json!({"stageList": [{"layers": "0-0"}, {"layers": "1-1"}, {"layers": "2-400"}]})),
-        with(json!({"stageList": [{"gpu": {}}, {"gpu": {"resource": "amd.com/gpu", "count": 2, "memory": "192Gi"}}]})),
-        with(
-            json!({"stageDefaults": {"gpu": {"count": 1}, "cpu": "500m", "memory": "1.5Gi", "engine": {"nGpuLayers": 0}}}),
-        ),
-        with(
-            json!({"stageDefaults": {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}),
-        ),
-        with(json!({"stageDefaults": {"engine": {"cacheTypeK": "q8_0", "cacheTypeV": "q8_0", "flashAttn": "on"}}})),
-        with(json!({"stageDefaults": {"engine": {"nBatch": 512, "nUbatch": 512, "threads": 4, "devices": ["CUDA0"]}}})),
-        with(json!({"contextLength": 131072, "parallel": 128, "modelName": "llama", "modelAliases": ["a", "b"]})),
-        with(json!({"cacheVolume": {"persistent": true, "size": "50Gi", "storageClassName": "fast"}})),
-        with(
-            json!({"pods": {"env": [{"name": "HTTPS_PROXY", "value": "x"}], "labels": {"a": "b"}, "imagePullSecrets": ["s"]}}),
-        ),
-        with(
-            json!({"api": {"keySecret": "keys", "serviceType": "LoadBalancer", "port": 80, "sessionAffinity": "ClientIP"}}),
-        ),
-        with(
-            json!({"mtls": false, "wireType": "f16", "kvCache": {"enabled": false}, "deadlines": {"drainSeconds": 0}}),
-        ),
-        with(json!({"stages": null, "modelName": null})),
-        named(&"a".repeat(40), json!({"model": {"source": "file://a"}})),
-        named("a-1", json!({"model": {"source": "https://example.org/a.gguf?x=1", "credentialsSecret": "hf-token"}})),
-    ];
-    for manifest in good {
+    for manifest in good() {
         let model = read(&manifest).unwrap_or_else(|e| panic!("{manifest}: {e}"));
         assert_eq!(model.validate(), [], "{manifest}");
         let mut sent = manifest.clone();
@@ -93,68 +49,6 @@ fn good_manifests_are_taken() {
         assert_eq!(cel(&stored, Some(&stored)), [""; 0], "{stored}");
         assert_eq!(serde_json::from_value::<SplitModel>(stored).unwrap(), model);
     }
-}
-
-/// The field that is named, and the manifest. These break rules (CEL); ranges and types come below.
-fn against_rules() -> Vec<(&'static str, Value)> {
-    let source = |s: &str| manifest(json!({"model": {"source": s}}));
-    vec![
-        ("metadata.name", named(&"a".repeat(41), json!({"model": {"source": "file://a"}}))),
-        ("metadata.name", named(&"a".repeat(63), json!({"model": {"source": "file://a"}}))),
-        ("metadata.name", named("1a", json!({"model": {"source": "file://a"}}))),
-        ("metadata.name", named("a.b", json!({"model": {"source": "file://a"}}))),
-        ("metadata.name", named("a-", json!({"model": {"source": "file://a"}}))),
-        ("metadata.name", named("A", json!({"model": {"source": "file://a"}}))),
-        ("spec.model.source", source("ftp://host/a")),
-        ("spec.model.source", source("model.gguf")),
-        ("spec.model.source", source("hf://owner/a.gguf")),
-        ("spec.model.source", source("hf://owner/repo/")),
-        ("spec.model.source", source("hf://owner/repo/../a.gguf")),
-        ("spec.model.source", source("https://user:secret@host/a.gguf")),
-        ("spec.model.source", source("https://host")),
-        ("spec.model.source", source("pvc://Claim/a.gguf")),
-        ("spec.model.source", source("pvc://claim")),
-        ("spec.model.source", source("pvc://claim/../a.gguf")),
-        ("spec.model.source", source("oci://image:tag#a.gguf")),
-        ("spec.model.source", source(&format!("oci://image@{DIGEST}"))),
-        ("spec.model.source", source("file://~/a.gguf")),
-        ("spec.model.source", source("file:///")),
-        ("spec.model.source", source("file://a b")),
-        (
-            "spec.model.credentialsSecret",
-            manifest(json!({"model": {"source": "file://a", "credentialsSecret": "other/token"}})),
-        ),
-        ("spec.api.keySecret", with(json!({"api": {"keySecret": "Keys"}}))),
-        ("spec.stages", with(json!({"stages": 3, "stageList": [{}, {}]}))),
-        ("spec.stageList[1].layers", with(json!({"stageList": [{"layers": "0-9"}, {}]}))),
-        ("spec.stageList[0].layers", with(json!({"stageList": [{"layers": "1-9"}]}))),
-        ("spec.stageList[1].layers", with(json!({"stageList": [{"layers": "0-9"}, {"layers": "11-20"}]}))),
-        ("spec.stageList[1].layers", with(json!({"stageList": [{"layers": "0-9"}, {"layers": "9-20"}]}))),
-        ("spec.stageList[0].layers", with(json!({"stageList": [{"layers": "10-20"}, {"layers": "0-9"}]}))),
-        ("spec.stageList[1].layers", with(json!({"stageList": [{"layers": "0-9"}, {"layers": "0-9"}]}))),
-        ("spec.stageList[1].layers", with(json!({"stageList": [{"layers": "0-9"}, {"layers": "10-5"}]}))),
-        ("spec.stageList[0].layers", with(json!({"stageList": [{"layers": "0-09"}]}))),
-        ("spec.stageList[0].layers", with(json!({"stageList": [{"layers": "-1-9"}]}))),
-        ("spec.stageList[0].layers", with(json!({"stageList": [{"layers": "0..9"}]}))),
-        ("spec.stageDefaults.layers", with(json!({"stageDefaults": {"layers": "0-9"}}))),
-        ("spec.stageDefaults.memory", with(json!({"stageDefaults": {"memory": "80 Gi"}}))),
-        ("spec.stageDefaults.memory", with(json!({"stageDefaults": {"memory": "0Gi"}}))),
-        ("spec.stageDefaults.gpu.memory", with(json!({"stageDefaults": {"gpu": {"memory": "-1Gi"}}}))),
-        ("spec.stageDefaults.gpu.resource", with(json!({"stageDefaults": {"gpu": {"resource": "gpu"}}}))),
-        ("spec.stageDefaults.cpu", with(json!({"stageDefaults": {"cpu": "two"}}))),
-        (
-            "spec.stageDefaults.engine.cacheTypeV",
-            with(json!({"stageDefaults": {"engine": {"cacheTypeV": "q4_0", "flashAttn": "off"}}})),
-        ),
-        (
-            "spec.stageDefaults.engine.nUbatch",
-            with(json!({"stageDefaults": {"engine": {"nBatch": 64, "nUbatch": 128}}})),
-        ),
-        ("spec.cacheVolume.storageClassName", with(json!({"cacheVolume": {"storageClassName": "fast"}}))),
-        ("spec.cacheVolume.size", with(json!({"cacheVolume": {"size": "big"}}))),
-        ("spec.pods.env[0].name", with(json!({"pods": {"env": [{"name": "A-B"}]}}))),
-        ("spec.pods.env[0].name", with(json!({"pods": {"env": [{"name": "1A"}]}}))),
-    ]
 }
 
 #[test]
@@ -172,40 +66,7 @@ fn rules_refuse_with_the_fields_path() {
 
 #[test]
 fn the_schema_refuses_with_the_fields_path() {
-    let bad = [
-        ("spec.model", manifest(json!({}))),
-        ("spec.model.source", manifest(json!({"model": {}}))),
-        ("spec.model.source", manifest(json!({"model": {"source": null}}))),
-        ("spec.model.source", manifest(json!({"model": {"source": ""}}))),
-        ("spec.model.source", manifest(json!({"model": {"source": "x".repeat(2049)}}))),
-        ("spec.model.sources", manifest(json!({"model": {"source": "file://a", "sources": 1}}))),
-        ("spec.stages", with(json!({"stages": 0}))),
-        ("spec.stages", with(json!({"stages": -3}))),
-        ("spec.stages", with(json!({"stages": 65}))),
-        ("spec.stages", with(json!({"stages": 2.5}))),
-        ("spec.stages", with(json!({"stages": "3"}))),
-        ("spec.stages", with(json!({"stages": [{"layers": "0-9"}]}))),
-        ("spec.stageList", with(json!({"stageList": []}))),
-        ("spec.stageList", with(json!({"stageList": vec![json!({}); 65]}))),
-        ("spec.stageList[0]", with(json!({"stageList": [null]}))),
-        ("spec.stageList[1].layer", with(json!({"stageList": [{}, {"layer": "0-9"}]}))),
-        ("spec.contextLength", with(json!({"contextLength": 0}))),
-        ("spec.context_length", with(json!({"context_length": 512}))),
-        ("spec.parallel", with(json!({"parallel": 129}))),
-        ("spec.replicas", with(json!({"replicas": -1}))),
-        ("spec.modelName", with(json!({"modelName": 5}))),
-        ("spec.modelAliases[0]", with(json!({"modelAliases": [""]}))),
-        ("spec.wireType", with(json!({"wireType": "int8"}))),
-        ("spec.mtls", with(json!({"mtls": "yes"}))),
-        ("spec.api.port", with(json!({"api": {"port": 70000}}))),
-        ("spec.api.serviceType", with(json!({"api": {"serviceType": "ExternalName"}}))),
-        ("spec.stageDefaults.engine.cacheTypeK", with(json!({"stageDefaults": {"engine": {"cacheTypeK": "q3"}}}))),
-        ("spec.stageDefaults.gpu.count", with(json!({"stageDefaults": {"gpu": {"count": 0}}}))),
-        ("spec.deadlines.progressSeconds", with(json!({"deadlines": {"progressSeconds": 1}}))),
-        ("spec.pods.template", with(json!({"pods": {"template": {}}}))),
-        ("spec.pods.env[1].name", with(json!({"pods": {"env": [{"name": "A"}, {"name": "A"}]}}))),
-    ];
-    for (path, manifest) in bad {
+    for (path, manifest) in against_schema() {
         match read(&manifest) {
             Err(ManifestError::Invalid(problems)) => {
                 assert!(problems.iter().any(|p| p.path == path), "{path}: {problems:?}");
@@ -381,6 +242,13 @@ proptest! {
     #[test]
     fn any_text_is_answered(text in "([a-z]{1,4}|spec|model|: |\n|  |- |\\[|\\{|\\}|&a|\\*a|!!int|\\||\"|'|[0-9]|#|%|\t){0,40}") {
         drop(SplitModel::from_yaml(&text));
+    }
+
+    #[test]
+    fn labels_and_rules_agree(key in "(splitmodel.dev/|app.kubernetes.io/|[a-zA-Z0-9.-]{0,2}/)?(name|[a-zA-Z0-9_. /-]{0,4})", value in "[a-zA-Z0-9_. -]{0,3}") {
+        let object = with(json!({"pods": {"labels": {key.clone(): value}, "annotations": {key: "x"}}}));
+        let refused = cel(&object, None);
+        prop_assert_eq!(read(&object).is_ok(), refused.is_empty(), "{} {:?}", object, refused);
     }
 
     #[test]
