@@ -56,7 +56,8 @@ images: ## Builds the images with docker, compiling inside (IMAGES=stage, IMAGE_
 	for image in $(or $(IMAGES),operator stage); do \
 	  docker build -f Dockerfile.$$image $(IMAGE_FLAGS) -t splitmodel-$$image:$(or $(TAG),latest) . || exit 1; done
 
-e2e: build model ## Runs the tests on a real cluster that this brings up (ARGS='-k sample' for some; E2E_KEEP=1 keeps the cluster)
+e2e: deps model ## Runs the tests on a real cluster that this brings up (ARGS='-k sample' for some; E2E_KEEP=1 keeps the cluster)
+	cargo build $(CARGO_FLAGS) --all-targets
 	e2e/run.sh $(ARGS)
 
 vulkan-smoke: ## Builds with Vulkan and runs a slice on Mesa's software driver

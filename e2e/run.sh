@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export SPLITMODEL_BIN=${CARGO_TARGET_DIR:-$HOME/.cache/splitmodel/target}/release
-for binary in splitmodel splitmodel-stage splitmodel-operator; do
-  [ -x "$SPLITMODEL_BIN/$binary" ] || { echo "$SPLITMODEL_BIN/$binary is missing; run: make build" >&2; exit 1; }
+for binary in splitmodel splitmodel-stage splitmodel-operator examples/manifests; do
+  [ -x "$SPLITMODEL_BIN/$binary" ] || { echo "$SPLITMODEL_BIN/$binary is missing; run: make e2e" >&2; exit 1; }
 done
 venv=$(scripts/venv.sh tests/api/requirements.txt)
 exec "$venv/bin/python" -m pytest e2e/tests -q -p no:cacheprovider -s --durations=12 "$@"

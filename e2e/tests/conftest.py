@@ -14,6 +14,7 @@ from model import FILE, SMALL, Model, ask
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "e2e/cluster"
 CACHE = pathlib.Path(os.environ.get("SPLITMODEL_CACHE", pathlib.Path.home() / ".cache/splitmodel"))
+BIN = pathlib.Path(os.environ["SPLITMODEL_BIN"])
 KEEP = os.environ.get("E2E_KEEP") == "1"
 SYSTEM = "splitmodel-system"
 sys.path.insert(0, str(ROOT / "tests/api"))
@@ -163,6 +164,14 @@ def unsplit(tmp_path_factory):
         return told[key]
     yield text
     chain.end()
+
+
+ORDER = ["test_resource", "test_chart", "test_sample", "test_changes", "test_trouble", "test_operator", "test_nodes"]
+
+
+def pytest_collection_modifyitems(items):
+    """What is cheap and tells most first, what disturbs the cluster last."""
+    items.sort(key=lambda item: ORDER.index(item.path.stem))
 
 
 @pytest.hookimpl(hookwrapper=True)
