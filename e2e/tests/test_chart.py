@@ -32,7 +32,7 @@ def test_what_is_rendered_is_strictly_valid(kube, crd, tmp_path, case):
     text = kube.helm("template", "splitmodel", CHART, "-n", SYSTEM, "--values", values)
     # Comes with Prometheus' operator, which is not here.
     text = "\n---\n".join(d for d in re.split(r"^---$", text, flags=re.M) if "kind: ServiceMonitor" not in d)
-    kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-n", SYSTEM, "-f", "-", stdin=text)
+    kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
 
 
 def test_a_value_that_is_unknown_is_refused(kube):

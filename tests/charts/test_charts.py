@@ -211,7 +211,7 @@ def test_long_and_several_releases(helm):
     assert not names("splitmodel") & names("other")
     leases = [
         [a for a in one(helm.render("splitmodel", release=r), "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
-         if a.startswith("--lease-name")]
+         if a.startswith("--lease-name=")]
         for r in ("splitmodel", "other")
     ]
     assert leases == [["--lease-name=splitmodel-operator"], ["--lease-name=other-splitmodel-operator"]]
