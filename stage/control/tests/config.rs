@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 use proptest::prelude::*;
 use splitmodel_control::config::{
-    Activations, ApiConfig, CacheType, ConfigError, FlashAttention, LogFormat, Secret, SplitMode, StageConfig,
-    TelemetryConfig, Tier, TlsConfig,
+    Activations, ApiConfig, BindConfig, CacheType, ConfigError, FlashAttention, LogFormat, Secret, SplitMode,
+    StageConfig, TelemetryConfig, Tier, TlsConfig,
 };
 
 const FIRST: &str = "
@@ -92,6 +92,27 @@ fn files_are_read_by_their_ending_and_errors_name_them() {
 }
 
 #[test]
+fn a_pod_listens_on_every_address_with_certificates_or_by_an_explicit_word() {
+    let mut config = first();
+    config.link.bind = "0.0.0.0:7101".parse().unwrap();
+    for (bind, port) in [(&mut config.control, 7102), (&mut config.health, 7103)] {
+        bind.bind = format!("[::]:{port}").parse().unwrap();
+    }
+    config.api.as_mut().unwrap().bind = "0.0.0.0:8000".parse().unwrap();
+    config.metrics = Some(BindConfig { bind: "0.0.0.0:7104".parse().unwrap() });
+    config.model.credentials = Some("/credentials".into());
+    let names = (0..config.stages).map(|i| format!("m-0-{i}.ns.svc")).collect();
+    let tls = TlsConfig { ca: "a".into(), cert: "b".into(), key: "c".into(), names };
+    for (tls, insecure, ok) in [(Some(tls), false, true), (None, true, true), (None, false, false)] {
+        (config.link.tls, config.link.insecure) = (tls, insecure);
+        assert_eq!(config.validate().is_ok(), ok);
+        if ok {
+            assert_eq!(StageConfig::from_json(&config.to_json().unwrap()).unwrap(), config);
+        }
+    }
+}
+
+#[test]
 fn every_refusal_names_its_field() {
     type Case = (&'static str, fn(&mut StageConfig));
     let cases: &[Case] = &[
@@ -105,6 +126,7 @@ fn every_refusal_names_its_field() {
         ("layers:", |c| c.layers = [0, 30]),
         ("model.source:", |c| c.model.source = " ".into()),
         ("model.digest:", |c| c.model.digest = Some("xyz".into())),
+        ("model.credentials:", |c| c.model.credentials = Some("".into())),
         ("cache.dir:", |c| c.cache.dir = "".into()),
         ("link.downstream:", |c| c.link.downstream = None),
         ("link.downstream:", |c| c.link.downstream = Some("localhost".into())),

@@ -17,6 +17,7 @@ pub use config::EngineConfig;
 pub use embeddings::EmbeddingTable;
 pub use error::EngineError;
 pub use llama::backend::{Device, DeviceKind, backends_dir, devices, llama_version};
+pub use llama::log::on_abort;
 pub use llama::quantize::to_f32;
 pub use llama::rpc::serve as serve_rpc;
 pub use memory::{BufferUse, MemoryUse};

@@ -2,18 +2,22 @@
 //!
 //! ```text
 //! entries/KEY.gguf      a package            entries/KEY.json     what it is, its length and checksum
-//! entries/KEY.partial   being written        quarantine/KEY.gguf  an entry that was not what its checksum says
+//! entries/KEY.partial   being written        entries/KEY.journal  how far, where that may be gone on with later
+//! quarantine/KEY.gguf   an entry that was not what its checksum says
 //! locks/KEY.write       held by the writer   locks/KEY.use        shared by users, exclusive to evict
 //! locks/space           held while room is made
 //! ```
+//! What comes from far away is gone on with after the writer has ended, also when it was killed; see [`crate::Source::version`].
 //! Locks are advisory locks of the operating system: they end with the process that holds them, however it ends.
 
 mod entry;
+mod journal;
 mod space;
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use entry::Record;
 pub use space::{EntryUsage, Usage};
@@ -21,11 +25,21 @@ pub use space::{EntryUsage, Usage};
 use crate::slice::{FORMAT_VERSION, Package, SlicePlan};
 use crate::{Error, Model, Result};
 
+/// Called while entries are read and checked, which takes minutes for large ones.
+pub type Alive = Arc<dyn Fn() + Send + Sync>;
+
 /// A cache directory.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Cache {
     dir: PathBuf,
     limit: u64,
+    alive: Alive,
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("dir", &self.dir).field("limit", &self.limit).finish_non_exhaustive()
+    }
 }
 
 /// A package that is on disk, whole, and stays there while this lives.
@@ -73,13 +87,20 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`] when the directory cannot be made or read.
     pub fn open(dir: impl Into<PathBuf>, limit: u64) -> Result<Self> {
-        let cache = Self { dir: dir.into(), limit };
+        let cache = Self { dir: dir.into(), limit, alive: Arc::new(|| {}) };
         for sub in ["entries", "locks", "quarantine"] {
             let path = cache.dir.join(sub);
             fs::create_dir_all(&path).map_err(|e| Error::io(path.display().to_string(), "create the directory", e))?;
         }
         cache.remove_leftovers()?;
         Ok(cache)
+    }
+
+    /// Has `alive` called while entries are read and checked.
+    #[must_use]
+    pub fn with_alive(mut self, alive: Alive) -> Self {
+        self.alive = alive;
+        self
     }
 
     /// The directory.
@@ -95,7 +116,8 @@ impl Cache {
     }
 
     /// `package` of `model`: from disk where it is whole, else written now. A second caller, in this process or another, waits
-    /// for the first. `progress` gets the bytes done and in total, while writing.
+    /// for the first. `progress` gets the bytes done and in total, while writing; what an earlier writer has left of the same
+    /// remote files is done already.
     ///
     /// # Errors
     /// As [`SlicePlan::new`] and [`SlicePlan::write_to`]; [`Error::CacheFull`] when entries in use leave no room.

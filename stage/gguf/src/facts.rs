@@ -9,7 +9,7 @@ use crate::types::TensorType;
 use crate::{Error, Family, Model, Result};
 
 /// Layers that llama.cpp can hold.
-const MAX_LAYERS: u32 = 512;
+pub(crate) const MAX_LAYERS: u32 = 512;
 
 /// One layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ impl ModelFacts {
         }
     }
 
-    fn find_cuts(&mut self) {
+    pub(crate) fn find_cuts(&mut self) {
         for layer in 1..self.n_layers {
             match self.check_range(0, layer).and_then(|()| self.check_range(layer, self.n_layers)) {
                 Ok(()) => self.legal_cuts.push(layer),

@@ -6,6 +6,7 @@
 
 pub mod cache;
 mod checks;
+pub mod compact;
 pub mod embedding;
 pub mod encode;
 mod error;

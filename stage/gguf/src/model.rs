@@ -1,7 +1,8 @@
 //! A model: one GGUF file, or all shards of one.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::header::{Header, TensorInfo};
@@ -20,6 +21,13 @@ struct Shard {
     header: Header,
 }
 
+impl Shard {
+    fn new(source: Arc<dyn Source>) -> Result<Self> {
+        let header = Header::read(&*source)?;
+        Ok(Self { source, header })
+    }
+}
+
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model").field("file", &self.file()).field("digest", &self.digest).finish_non_exhaustive()
@@ -36,16 +44,12 @@ pub struct TensorRef<'a> {
 }
 
 /// `PREFIX-00001-of-00003.gguf` → (prefix, 1, 3).
-fn shard_name(path: &Path) -> Option<(&str, u32, u32)> {
-    let stem = path.to_str()?.strip_suffix(".gguf")?;
+fn shard_name(name: &str) -> Option<(&str, u32, u32)> {
+    let stem = name.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (prefix, index) = rest.rsplit_once('-')?;
     let number = |s: &str| (s.len() == 5).then(|| s.parse().ok()).flatten();
     Some((prefix, number(index)?, number(count)?))
-}
-
-fn shard_path(prefix: &str, index: u32, count: u32) -> PathBuf {
-    PathBuf::from(format!("{prefix}-{index:05}-of-{count:05}.gguf"))
 }
 
 impl Model {
@@ -55,19 +59,30 @@ impl Model {
     /// Whatever is wrong with the file, its shards or its header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let first = FileSource::open(path)?;
-        let Some((prefix, _, count)) = shard_name(path) else {
-            return Self::from_sources(vec![Arc::new(first)]);
+        match path.to_str() {
+            Some(name) => Self::open_named(name, &mut |name| Ok(Arc::new(FileSource::open(name)?))),
+            None => Self::from_sources(vec![Arc::new(FileSource::open(path)?)]),
+        }
+    }
+
+    /// Opens the model called `name`, a path or the like that ends in the file's name; any shard of a sharded model stands for
+    /// all of it. `open` opens the files by their names.
+    ///
+    /// # Errors
+    /// As [`Model::open`], and those of `open`.
+    pub fn open_named(name: &str, open: &mut dyn FnMut(&str) -> Result<Arc<dyn Source>>) -> Result<Self> {
+        let mut given = Some(Shard::new(open(name)?)?);
+        let sharded = given.as_ref().map_or(Ok(None), |s| s.header.u32("split.count"))?.unwrap_or(1) > 1;
+        let Some((prefix, own, count)) = shard_name(name).filter(|_| sharded) else {
+            return Self::from_shards(given.into_iter().collect());
         };
-        let header = Header::read(&first)?;
-        if header.u32("split.count")?.unwrap_or(1) <= 1 {
-            return Self::from_sources(vec![Arc::new(first)]);
-        }
-        let mut sources: Vec<Arc<dyn Source>> = Vec::new();
+        let mut shards = Vec::new();
         for index in 1..=count {
-            sources.push(Arc::new(FileSource::open(shard_path(prefix, index, count))?));
+            let known = if index == own { given.take() } else { None };
+            let other = || Shard::new(open(&format!("{prefix}-{index:05}-of-{count:05}.gguf"))?);
+            shards.push(known.map_or_else(other, Ok)?);
         }
-        Self::from_sources(sources)
+        Self::from_shards(shards)
     }
 
     /// Opens a model from its shards, in order.
@@ -75,11 +90,10 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn from_sources(sources: Vec<Arc<dyn Source>>) -> Result<Self> {
-        let mut shards = Vec::new();
-        for source in sources {
-            let header = Header::read(&*source)?;
-            shards.push(Shard { source, header });
-        }
+        Self::from_shards(sources.into_iter().map(Shard::new).collect::<Result<_>>()?)
+    }
+
+    fn from_shards(shards: Vec<Shard>) -> Result<Self> {
         let Some(first) = shards.first() else {
             return Err(Error::Shards { file: "<none>".to_owned(), what: "no file was given".to_owned() });
         };
@@ -139,13 +153,20 @@ impl Model {
             hash.update(shard.header.raw());
             hash.update(&shard.header.file_len().to_le_bytes());
         }
-        let all: Vec<_> = shards.iter().flat_map(|s| s.header.tensors().iter().map(move |t| (s, t))).collect();
-        let mut buf = Vec::new();
+        let all: Vec<_> =
+            shards.iter().enumerate().flat_map(|(i, s)| s.header.tensors().iter().map(move |t| (i, t))).collect();
+        let mut samples = vec![Vec::new(); shards.len()];
         for (shard, t) in all.iter().step_by(all.len().div_ceil(SAMPLES).max(1)) {
-            buf.resize(t.bytes.min(SAMPLE_BYTES) as usize, 0);
-            let at = t.offset + (t.bytes - buf.len() as u64) / 2;
-            shard.source.read_at(at, &mut buf).map_err(|e| Error::io(shard.header.file(), "read a tensor", e))?;
-            hash.update(&buf);
+            let bytes = t.bytes.min(SAMPLE_BYTES);
+            if let Some(reads) = samples.get_mut(*shard) {
+                reads.push((t.offset + (t.bytes - bytes) / 2, vec![0; bytes as usize]));
+            }
+        }
+        for (shard, reads) in shards.iter().zip(&mut samples) {
+            shard.source.read_many(reads).map_err(|e| Error::io(shard.header.file(), "read a tensor", e))?;
+            for (_, bytes) in reads {
+                hash.update(bytes);
+            }
         }
         Ok(hash.finalize().to_hex().to_string())
     }
@@ -214,9 +235,29 @@ impl Model {
     pub fn read_at(&self, shard: usize, offset: u64, buf: &mut [u8]) -> Result<()> {
         let read =
             self.shards.get(shard).map_or(Err(std::io::ErrorKind::NotFound.into()), |s| s.source.read_at(offset, buf));
-        read.map_err(|e| {
-            Error::io(self.shards.get(shard).map_or("<no such shard>", |s| s.header.file()), "read tensor data", e)
-        })
+        read.map_err(|e| self.read_error(shard, e))
+    }
+
+    /// The `len` bytes at `offset` of shard `shard` as a stream, where that is faster than many reads.
+    pub(crate) fn stream(&self, shard: usize, offset: u64, len: u64) -> Result<Option<Box<dyn Read + '_>>> {
+        let Some(s) = self.shards.get(shard) else { return Ok(None) };
+        s.source.stream(offset, len).map_err(|e| self.read_error(shard, e))
+    }
+
+    pub(crate) fn read_error(&self, shard: usize, e: std::io::Error) -> Error {
+        Error::io(self.shards.get(shard).map_or("<no such shard>", |s| s.header.file()), "read tensor data", e)
+    }
+
+    /// What tells these very files from all others; `None` where a source does not say.
+    #[must_use]
+    pub fn version(&self) -> Option<String> {
+        let mut hash = blake3::Hasher::new();
+        for shard in &self.shards {
+            let version = shard.source.version()?;
+            hash.update(&(version.len() as u64).to_le_bytes());
+            hash.update(version.as_bytes());
+        }
+        Some(hash.finalize().to_hex().to_string())
     }
 
     /// Key of the architecture's own metadata: `llama.block_count`.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use plan::SlicePlan;
 pub use write::Written;
-pub(crate) use write::{disk_error, sync_dir};
+pub(crate) use write::{Done, disk_error, sync_dir};
 
 /// Version of the way packages are written; caches keep those of one version only.
 pub const FORMAT_VERSION: u32 = 1;

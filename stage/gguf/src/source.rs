@@ -1,13 +1,13 @@
 //! Where the bytes of a model come from.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Something that can be read in ranges: a file, later a remote object.
+/// Something that can be read in ranges: a file or a remote object.
 pub trait Source: Send + Sync {
     /// Length in bytes.
     ///
@@ -28,6 +28,28 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// When the bytes cannot be read, or there are fewer (`UnexpectedEof`).
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Fills every buffer with the bytes at its offset: many small reads, which a remote source does at once.
+    ///
+    /// # Errors
+    /// As [`Source::read_at`].
+    fn read_many(&self, reads: &mut [(u64, Vec<u8>)]) -> io::Result<()> {
+        reads.iter_mut().try_for_each(|(offset, buf)| self.read_at(*offset, buf))
+    }
+
+    /// The `len` bytes at `offset` as a stream, where that is faster than many reads; `None`: it is not.
+    ///
+    /// # Errors
+    /// As [`Source::read_at`].
+    fn stream(&self, _offset: u64, _len: u64) -> io::Result<Option<Box<dyn Read + '_>>> {
+        Ok(None)
+    }
+
+    /// What tells this version of the object from every other, so that an interrupted copy may go on later; `None` where that
+    /// is not known or not worth it.
+    fn version(&self) -> Option<String> {
+        None
+    }
 
     /// Name for error messages: a path or an address.
     fn describe(&self) -> String;

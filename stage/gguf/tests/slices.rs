@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use splitmodel_gguf::slice::keys;
 use splitmodel_gguf::tiny::{Arch, N_EMBD, N_VOCAB, Tiny};
-use splitmodel_gguf::{EmbeddingFile, Error, Model, Package, SlicePlan, TensorRef, TensorType};
+use splitmodel_gguf::{EmbeddingFile, Error, Model, ModelFacts, Package, SlicePlan, TensorRef, TensorType};
 
 fn tiny(dir: &Path, arch: Arch) -> Model {
     let path = dir.join(format!("{}.gguf", arch.name()));
@@ -279,4 +279,17 @@ fn a_package_of_a_file_that_shrank_is_refused_and_not_left_behind() {
     let e = plan.write(&out.path().join("x.gguf"), &mut |_, _| {}).unwrap_err();
     assert!(e.to_string().contains("llama.gguf"), "{e}");
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn facts_of_every_architecture_survive_as_short_text() {
+    for &arch in Arch::ALL {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        Tiny::new(arch).write(&path).unwrap();
+        let facts = Model::open(&path).unwrap().facts().unwrap();
+        let text = facts.to_compact().unwrap();
+        assert!(text.len() < 400, "{}: {} bytes", arch.name(), text.len());
+        assert_eq!(ModelFacts::from_compact(&text).unwrap(), facts, "{}", arch.name());
+    }
 }

@@ -1,5 +1,7 @@
 //! Stage 0's HTTP server.
 
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,19 +113,84 @@ impl Startup for Starting {
     }
 }
 
+/// Longest file of keys.
+const MAX_KEY_FILE: u64 = 1 << 20;
+
 /// Keys of the configuration and of its file.
 fn keys(api: &config::ApiConfig) -> Result<Vec<String>, ServeError> {
     let mut keys: Vec<String> = api.api_keys.iter().map(|k| k.expose().to_owned()).collect();
     if let Some(path) = &api.api_key_file {
-        let wrong = |source| ServeError::Keys { path: path.clone(), source };
-        let text = std::fs::read_to_string(path).map_err(wrong)?;
         let before = keys.len();
-        let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
-        keys.extend(lines.map(str::to_owned));
+        for file in key_files(path)? {
+            let wrong = |source| ServeError::Keys { path: file.clone(), source };
+            let mut text = String::new();
+            let mut open = std::fs::File::open(&file).map_err(wrong)?.take(MAX_KEY_FILE + 1);
+            open.read_to_string(&mut text).map_err(wrong)?;
+            if text.len() as u64 > MAX_KEY_FILE {
+                return Err(wrong(std::io::Error::other(format!("is longer than {MAX_KEY_FILE} bytes"))));
+            }
+            let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
+            keys.extend(lines.map(str::to_owned));
+        }
         if keys.len() == before {
             // Without a key the API would be open, which nobody means who names a file of keys.
-            return Err(wrong(std::io::Error::other("no key is in it; write one per line, or leave the file out")));
+            let none = std::io::Error::other("no key is in it; write one per line, or leave the file out");
+            return Err(ServeError::Keys { path: path.clone(), source: none });
         }
     }
     Ok(keys)
+}
+
+/// The file itself, or those of a directory. A mounted Secret shows its values as links into a directory `..data`.
+fn key_files(path: &Path) -> Result<Vec<PathBuf>, ServeError> {
+    let wrong = |source| ServeError::Keys { path: path.to_owned(), source };
+    if !std::fs::metadata(path).map_err(wrong)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for item in std::fs::read_dir(path).map_err(wrong)? {
+        let item = item.map_err(wrong)?;
+        let hidden = item.file_name().as_encoded_bytes().starts_with(b"..");
+        if !hidden && std::fs::metadata(item.path()).map_err(wrong)?.is_file() {
+            files.push(item.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn read(path: &Path) -> Result<Vec<String>, ServeError> {
+        let mut api = config::ApiConfig::new("127.0.0.1:1".parse().unwrap(), "m".to_owned());
+        api.api_key_file = Some(path.to_owned());
+        keys(&api)
+    }
+
+    #[test]
+    fn keys_come_from_a_file_or_from_a_secret_as_it_is_mounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        assert!(read(&at("none")).is_err());
+        std::fs::write(at("file"), "# ours\n a \n\nb\n").unwrap();
+        assert_eq!(read(&at("file")).unwrap(), ["a", "b"]);
+
+        let secret = at("secret");
+        std::fs::create_dir_all(secret.join("..2026_1")).unwrap();
+        assert!(read(&secret).unwrap_err().to_string().contains("no key"));
+        std::fs::write(secret.join("..2026_1/one"), "k1").unwrap();
+        std::fs::write(secret.join("..2026_1/two"), "k2\nk3\n").unwrap();
+        symlink("..2026_1", secret.join("..data")).unwrap();
+        symlink("..data/one", secret.join("one")).unwrap();
+        symlink("..data/two", secret.join("two")).unwrap();
+        std::fs::create_dir(secret.join("folder")).unwrap();
+        assert_eq!(read(&secret).unwrap(), ["k1", "k2", "k3"]);
+
+        std::fs::write(secret.join("binary"), [0xff, 0xfe]).unwrap();
+        assert!(read(&secret).unwrap_err().to_string().contains("binary"));
+    }
 }

@@ -7,8 +7,9 @@ use splitmodel_chain::schedule::{Head, Log, VERSION};
 use splitmodel_chain::worker::{Place, Worker};
 use splitmodel_control::{Phase, StageConfig, StatusHub};
 use splitmodel_engine::{EngineConfig, EngineError, Slice, SliceFiles, Tokenizer};
-use splitmodel_gguf::cache::{Cache, Entry};
-use splitmodel_gguf::{Model, Package};
+use splitmodel_fetch::FetchError;
+use splitmodel_gguf::cache::{Alive, Cache, Entry};
+use splitmodel_gguf::{Model, ModelFacts, Package, SlicePlan};
 use splitmodel_sampling::{GrammarFactory, SamplingError};
 
 use crate::heartbeat::Heartbeat;
@@ -20,9 +21,9 @@ const PROBE_CELLS: u32 = 256;
 /// Why a stage cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The source is of a kind this stage cannot read.
-    #[error("model.source: {0}")]
-    Source(String),
+    /// The way to the model.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
     /// The model or a package.
     #[error(transparent)]
     Gguf(#[from] splitmodel_gguf::Error),
@@ -77,17 +78,47 @@ pub struct Packages {
     pub dense: bool,
 }
 
-/// Path of a local source: `file://…` or a plain path.
-///
-/// # Errors
-/// [`LoadError::Source`] for schemes that are not served yet.
-pub fn local_path(source: &str) -> Result<PathBuf, LoadError> {
-    match source.split_once("://") {
-        None => Ok(PathBuf::from(source)),
-        Some(("file", path)) => Ok(PathBuf::from(path)),
-        Some((scheme, _)) => Err(LoadError::Source(format!(
-            "`{source}`: {scheme}:// is not read by this version; bring the file to the node and use file://"
-        ))),
+impl LoadError {
+    /// Whether starting again is pointless as long as neither the model nor the configuration is changed.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Fetch(e) => e.is_permanent(),
+            Self::Gguf(e) => splitmodel_fetch::is_permanent(e),
+            Self::Digest { .. } | Self::Layers { .. } | Self::Vocabulary(_) => true,
+            // llama.cpp's own refusals are not told apart: memory that is short now may be there later.
+            Self::Engine(e) => matches!(
+                e,
+                EngineError::Backends { .. }
+                    | EngineError::Config { .. }
+                    | EngineError::File { .. }
+                    | EngineError::Tokenize { .. }
+            ),
+            Self::Log { .. } => false,
+        }
+    }
+}
+
+/// What a stage needs, of each package something: its entry in the cache, its bytes.
+struct Needs<T> {
+    slice: T,
+    embedding: Option<T>,
+    tokenizer: Option<T>,
+}
+
+impl<T> Needs<T> {
+    /// Takes it one after the other.
+    fn of<E>(config: &StageConfig, mut get: impl FnMut(Package) -> Result<T, E>) -> Result<Self, E> {
+        let [first, end] = config.layers;
+        let slice = get(Package::Stage { first, end })?;
+        let embedding = config.is_first().then(|| get(Package::Embedding)).transpose()?;
+        let tokenizer = (config.is_first() || config.is_last()).then(|| get(Package::Tokenizer)).transpose()?;
+        Ok(Self { slice, embedding, tokenizer })
+    }
+
+    fn sum(&self, bytes: impl Fn(&T) -> u64) -> u64 {
+        let all = [Some(&self.slice), self.embedding.as_ref(), self.tokenizer.as_ref()];
+        all.into_iter().flatten().map(bytes).sum()
     }
 }
 
@@ -95,10 +126,20 @@ pub fn local_path(source: &str) -> Result<PathBuf, LoadError> {
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn fetch(config: &StageConfig, status: &StatusHub, heartbeat: &Heartbeat) -> Result<Packages, LoadError> {
+pub fn fetch(config: &StageConfig, status: &StatusHub, alive: &Alive) -> Result<Packages, LoadError> {
     status.set_phase(Phase::Fetching);
+    let limit = if config.cache.max_bytes == 0 { u64::MAX } else { config.cache.max_bytes };
+    let cache = Cache::open(&config.cache.dir, limit)?.with_alive(alive.clone());
+    if let Some((entries, facts)) = kept(config, &cache) {
+        let tokenizer = entries.tokenizer.as_ref().map(|e| Model::open(e.path())?.tokenizer()).transpose()?;
+        let bytes = entries.sum(|e| e.record().bytes);
+        status.update(|s| (s.fetched_bytes, s.total_bytes) = (bytes, bytes));
+        return Packages::new(config, &facts, entries, tokenizer.and_then(|t| t.chat_template));
+    }
     let source = &config.model.source;
-    let model = Model::open(local_path(source)?)?;
+    let credentials = config.model.credentials.clone();
+    let options = splitmodel_fetch::Options { credentials, alive: alive.clone(), ..Default::default() };
+    let model = splitmodel_fetch::open(source, &options)?;
     if let Some(want) = &config.model.digest
         && want != model.digest()
     {
@@ -106,31 +147,63 @@ pub fn fetch(config: &StageConfig, status: &StatusHub, heartbeat: &Heartbeat) ->
         return Err(LoadError::Digest { want, got, source: source.clone() });
     }
     let facts = model.facts()?;
-    if facts.n_layers != config.n_layers {
-        return Err(LoadError::Layers { want: config.n_layers, got: facts.n_layers });
-    }
-    let limit = if config.cache.max_bytes == 0 { u64::MAX } else { config.cache.max_bytes };
-    let cache = Cache::open(&config.cache.dir, limit)?;
-    let [first, end] = config.layers;
+    check_layers(config, &facts)?;
+    let entries = bring(config, &model, &cache, (status, alive))?;
+    Packages::new(config, &facts, entries, model.tokenizer()?.chat_template)
+}
+
+/// The packages from the cache, or into it.
+fn bring(
+    config: &StageConfig,
+    model: &Model,
+    cache: &Cache,
+    (status, alive): (&StatusHub, &Alive),
+) -> Result<Needs<Entry>, LoadError> {
+    let plans = Needs::of(config, |package| SlicePlan::new(model, package))?;
+    let total = plans.sum(SlicePlan::total_bytes);
     let mut before = 0;
-    let mut get = |package| -> Result<Entry, LoadError> {
-        let mut seen = 0;
-        let entry = cache.get(&model, package, &mut |done, total| {
-            seen = total;
-            heartbeat.beat();
-            status.update(|s| (s.fetched_bytes, s.total_bytes) = (before + done, before + total));
+    Needs::of(config, |package| {
+        let show = |done| status.update(|s| (s.fetched_bytes, s.total_bytes) = (before + done, total));
+        let entry = cache.get(model, package, &mut |done, _| {
+            alive();
+            show(done);
         })?;
-        before += seen;
+        show(entry.record().bytes);
+        before += entry.record().bytes;
         Ok(entry)
-    };
-    let slice = get(Package::Stage { first, end })?;
-    let embedding = config.is_first().then(|| get(Package::Embedding)).transpose()?;
-    let tokenizer = (config.is_first() || config.is_last()).then(|| get(Package::Tokenizer)).transpose()?;
-    let chat_template = model.tokenizer()?.chat_template;
-    let windowed = !config.engine.swa_full && facts.layers.iter().any(|l| l.window.is_some());
-    let dense = !windowed && !facts.layers.iter().any(|l| l.recurrent);
-    let (digest, n_embd) = (facts.digest, facts.n_embd);
-    Ok(Packages { slice, embedding, tokenizer, digest, chat_template, n_embd, dense })
+    })
+}
+
+/// The packages of a remote model whose digest is known, where all are on disk: a stage that starts again asks nobody.
+fn kept(config: &StageConfig, cache: &Cache) -> Option<(Needs<Entry>, ModelFacts)> {
+    let digest = config.model.digest.as_ref().filter(|_| splitmodel_fetch::is_remote(&config.model.source))?;
+    // What is not as it should be is written again.
+    let entries = Needs::of(config, |package| cache.find(digest, package).ok().flatten().ok_or(())).ok()?;
+    let facts = ModelFacts::from_compact(entries.slice.record().facts.as_deref()?).ok()?;
+    Some((entries, facts))
+}
+
+fn check_layers(config: &StageConfig, facts: &ModelFacts) -> Result<(), LoadError> {
+    if facts.n_layers == config.n_layers {
+        return Ok(());
+    }
+    Err(LoadError::Layers { want: config.n_layers, got: facts.n_layers })
+}
+
+impl Packages {
+    fn new(
+        config: &StageConfig,
+        facts: &ModelFacts,
+        entries: Needs<Entry>,
+        chat_template: Option<String>,
+    ) -> Result<Self, LoadError> {
+        check_layers(config, facts)?;
+        let Needs { slice, embedding, tokenizer } = entries;
+        let windowed = !config.engine.swa_full && facts.layers.iter().any(|l| l.window.is_some());
+        let dense = !windowed && !facts.layers.iter().any(|l| l.recurrent);
+        let (digest, n_embd) = (facts.digest.clone(), facts.n_embd);
+        Ok(Self { slice, embedding, tokenizer, digest, chat_template, n_embd, dense })
+    }
 }
 
 /// The vocabulary, as tokenizer and as the bytes of every token.

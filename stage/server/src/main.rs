@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use splitmodel_server::{devices, replay, serve};
+use splitmodel_server::{devices, fatal, inspect, logging, replay, serve};
 
 /// One stage of a chain: a slice of a model, its links, and on stage 0 the OpenAI API.
 #[derive(Parser)]
@@ -24,6 +24,21 @@ enum Command {
         /// End when standard input ends, so that no stage outlives the program that started it.
         #[arg(long)]
         exit_with_parent: bool,
+        /// File for what ended the process, at most 4096 bytes, as Kubernetes reads it.
+        #[arg(long, value_name = "FILE")]
+        termination_log: Option<PathBuf>,
+    },
+    /// Reads a model's header from any source and writes what planning needs, in at most 4096 bytes, or what is wrong.
+    Inspect {
+        /// `https://…`, `hf://owner/repo[@revision]/file`, `file://…` or a path; of a sharded model any file.
+        #[arg(long)]
+        source: String,
+        /// Directory with a file `token`, or with `username` and `password`, for the source's host.
+        #[arg(long, value_name = "DIR")]
+        credentials: Option<PathBuf>,
+        /// The file to write.
+        #[arg(long, value_name = "FILE")]
+        output: PathBuf,
     },
     /// Runs a schedule log through the unsplit model and compares every logit, bit for bit. Exit code 2: they differ.
     Replay {
@@ -54,27 +69,45 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Serve { config, exit_with_parent } => {
-            serve::main(&config, exit_with_parent).map_err(|e| e.to_string())
+/// Runs `command`; when it fails, gives the exit code and what to say.
+fn run(command: Command) -> Result<(), (u8, String)> {
+    let other = |e: &dyn std::error::Error| (fatal::TRANSIENT, e.to_string());
+    match command {
+        Command::Serve { config, exit_with_parent, termination_log } => {
+            if let Some(path) = &termination_log {
+                fatal::keep_in(path);
+            }
+            serve::main(&config, exit_with_parent).map_err(|e| (e.exit_code(), e.to_string()))
+        }
+        Command::Inspect { source, credentials, output } => {
+            logging::init(&Default::default());
+            inspect::main(&source, credentials.as_deref(), &output).map_err(|e| (e.exit_code(), e.to_string()))
         }
         Command::Replay { log, model } => match replay::main(&log, &model) {
             Ok(true) => Ok(()),
-            Ok(false) => return ExitCode::from(2),
-            Err(e) => Err(e.to_string()),
+            Ok(false) => Err((2, String::new())),
+            Err(e) => Err(other(&e)),
         },
-        Command::Devices => devices::main().map_err(|e| e.to_string()),
+        Command::Devices => devices::main().map_err(|e| other(&e)),
         Command::RpcServer { bind, threads } => {
-            splitmodel_engine::serve_rpc(&bind, threads).map(|never| match never {}).map_err(|e| e.to_string())
+            splitmodel_engine::serve_rpc(&bind, threads).map(|never| match never {}).map_err(|e| other(&e))
         }
-        Command::Precise { model, out } => splitmodel_engine::to_f32(&model, &out).map_err(|e| e.to_string()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            serve::complain(&message);
-            ExitCode::FAILURE
+        Command::Precise { model, out } => splitmodel_engine::to_f32(&model, &out).map_err(|e| other(&e)),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => {
+            fatal::forget();
+            ExitCode::SUCCESS
+        }
+        Err((code, message)) => {
+            if !message.is_empty() {
+                fatal::complain(&message);
+                fatal::note(&message);
+            }
+            ExitCode::from(code)
         }
     }
 }

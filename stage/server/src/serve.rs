@@ -1,6 +1,5 @@
 //! The `serve` command: brings a stage up, keeps it, and takes it down in order.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use splitmodel_chain::scheduler::{Limits, Request};
 use splitmodel_control::health::{self, HealthHub, Probe};
 use splitmodel_control::{ControlService, Phase, StageConfig, StageStatus, StatusHub};
+use splitmodel_gguf::cache::Alive;
 use splitmodel_link::TlsStore;
 use splitmodel_link::connection::Conditioning;
 use splitmodel_link::setup::InstanceId;
@@ -23,6 +23,7 @@ use crate::api::{self, Api, Starting};
 use crate::control::Handler;
 use crate::coordinator::{Coordinator, Deadlines};
 use crate::engine::{self, EngineJobs, EngineQueue};
+use crate::fatal;
 use crate::heartbeat;
 use crate::load::{self, LoadError, Packages, Vocabulary};
 use crate::logging;
@@ -91,9 +92,18 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ServeError {
     move |source| ServeError::System { what, source }
 }
 
-/// Writes a fatal error to standard error, where whoever started the process looks.
-pub fn complain(message: &str) {
-    let _ = writeln!(std::io::stderr(), "error: {message}"); // nowhere else to say it
+impl ServeError {
+    /// The exit code of the process: whether another start may go better.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        let permanent = match self {
+            Self::Config(_) | Self::Keys { .. } | Self::Api(_) | Self::Telemetry(_) => true,
+            Self::Load(e) => e.is_permanent(),
+            Self::Wiring(e) => matches!(e, WiringError::Address(_)),
+            Self::Bind { .. } | Self::System { .. } | Self::Engine => false,
+        };
+        if permanent { fatal::PERMANENT } else { fatal::TRANSIENT }
+    }
 }
 
 /// Runs a stage until it is told to end.
@@ -255,7 +265,8 @@ impl Stage {
     ) -> Result<(), ServeError> {
         let (config, status, stats) = (self.config.clone(), self.status.clone(), self.stats.clone());
         let (packages, vocabulary) = tokio::task::spawn_blocking(move || {
-            let packages = load::fetch(&config, &status, &stats.heartbeat)?;
+            let alive: Alive = Arc::new(move || stats.heartbeat.beat());
+            let packages = load::fetch(&config, &status, &alive)?;
             let vocabulary = load::vocabulary(&packages)?;
             Ok::<_, LoadError>((packages, vocabulary))
         })

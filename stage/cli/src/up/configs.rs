@@ -63,6 +63,7 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
             model: ModelConfig {
                 source: planned.wanted.path.display().to_string(),
                 digest: Some(planned.facts.digest.clone()),
+                credentials: None,
             },
             cache: CacheConfig { dir: local.cache.clone(), max_bytes: 0 },
             link: LinkConfig {

@@ -76,11 +76,14 @@ pub struct StageConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// `file:///path/model.gguf`, a plain path, `https://…`, `hf://owner/repo/file`, `pvc://claim/path` or `oci://…`.
+    /// `file:///path/model.gguf`, a plain path, `https://…` or `hf://owner/repo[@revision]/file`; of a sharded model any file.
     pub source: String,
     /// BLAKE3 of the model's header, 64 hex digits. Absent: whatever the source gives is taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// Directory with a file `token`, or with `username` and `password`, for a source that is downloaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
 }
 
 /// The directory of slices.

@@ -125,7 +125,8 @@ pub struct ApiConfig {
     /// Keys that clients must present. With none here and no file, the API is open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub api_keys: Vec<Secret>,
-    /// File with more keys, one per line; empty lines and lines with `#` are skipped.
+    /// File with more keys, one per line; empty lines and lines with `#` are skipped. A directory stands for all files in it,
+    /// as a mounted Secret is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<PathBuf>,
     /// Origins that browsers may call from; `*` for any; empty for none.

@@ -93,6 +93,9 @@ impl StageConfig {
         {
             return invalid("model.digest", "must be 64 hex digits (BLAKE3 of the model's header)");
         }
+        if self.model.credentials.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
+            return invalid("model.credentials", "is empty; name a directory with a file `token`, or leave it out");
+        }
         if self.cache.dir.as_os_str().is_empty() {
             return invalid("cache.dir", "is empty; name a directory for slices");
         }

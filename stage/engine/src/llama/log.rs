@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
+use std::io::Write;
+use std::sync::OnceLock;
 
 use llama_cpp_sys_2 as sys;
 
@@ -46,10 +48,34 @@ impl Record {
     }
 }
 
-/// Installs the callback; idempotent.
+/// Installs the callbacks; idempotent.
 pub(crate) fn install() {
-    // SAFETY: the callback is a static function, needs no user data, and never unwinds.
-    unsafe { sys::llama_log_set(Some(on_log), std::ptr::null_mut()) }
+    // SAFETY: the callbacks are static functions, need no user data, and never unwind.
+    unsafe {
+        sys::llama_log_set(Some(on_log), std::ptr::null_mut());
+        sys::ggml_set_abort_callback(Some(aborting));
+    }
+}
+
+/// Who is told when llama.cpp ends the process.
+static ON_ABORT: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Has `tell` called with llama.cpp's reason when it is about to end the process; once for each process.
+pub fn on_abort(tell: fn(&str)) {
+    let _ = ON_ABORT.set(tell); // the first one stays
+}
+
+unsafe extern "C" fn aborting(text: *const c_char) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: ggml passes a NUL-terminated string that lives for the call.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    // In ggml's place, which is silent where somebody listens. Nobody is left to hear that it failed.
+    let _ = writeln!(std::io::stderr(), "llama.cpp ends the process: {}", text.trim_end());
+    if let Some(tell) = ON_ABORT.get() {
+        tell(&format!("llama.cpp ends the process: {}", text.trim_end()));
+    }
 }
 
 unsafe extern "C" fn on_log(level: sys::ggml_log_level, text: *const c_char, _: *mut c_void) {
@@ -90,6 +116,18 @@ fn keep(level: sys::ggml_log_level, line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_listens_hears_why_llama_cpp_aborts() {
+        static HEARD: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
+        on_abort(|text| HEARD.lock().unwrap().push_str(text));
+        // SAFETY: the text is NUL-terminated and static; null is what ggml never passes, and is not read.
+        unsafe {
+            aborting(std::ptr::null());
+            aborting(c"ggml.c:1: GGML_ASSERT(x) failed\n".as_ptr());
+        }
+        assert_eq!(*HEARD.lock().unwrap(), "llama.cpp ends the process: ggml.c:1: GGML_ASSERT(x) failed");
+    }
 
     #[test]
     fn the_last_error_lines_are_the_reason() {

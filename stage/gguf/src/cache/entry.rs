@@ -1,12 +1,13 @@
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::path::Path;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
 use super::Cache;
-use crate::slice::{FORMAT_VERSION, Package, SlicePlan, keys};
+use super::journal::{self, Journal};
+use crate::slice::{Done, FORMAT_VERSION, Package, SlicePlan, keys};
 use crate::{Error, FileSource, Header, Result};
 
 /// Records are a few hundred bytes; more is not one.
@@ -28,6 +29,9 @@ pub struct Record {
     pub bytes: u64,
     /// Hex BLAKE3 of the file.
     pub blake3: String,
+    /// The model's facts ([`crate::ModelFacts::to_compact`]), so that it need not be read for them again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub facts: Option<String>,
 }
 
 impl Cache {
@@ -68,7 +72,7 @@ impl Cache {
         if header.str(keys::MODEL)? != Some(digest) || header.str(keys::KIND)? != Some(package.kind()) {
             return corrupt("its header belongs to something else");
         }
-        if hash_file(&path)? != record.blake3 {
+        if self.hash_file(&path)? != record.blake3 {
             return corrupt("its checksum is not the recorded one");
         }
         Ok(Some(record))
@@ -84,26 +88,50 @@ impl Cache {
 
     /// Writes an entry. The caller holds its write lock.
     pub(super) fn write(&self, key: &str, plan: &SlicePlan<'_>, progress: &mut dyn FnMut(u64, u64)) -> Result<Record> {
-        let partial = self.entry_path(key, "partial");
-        let result = self.write_partial(key, &partial, plan, progress);
-        if result.is_err() {
+        let origin = journal::Origin::of(plan);
+        let result = self.write_partial(key, plan, origin.as_ref(), progress);
+        // What was copied from far away stays, to be gone on with, unless it fills the disk.
+        if result.is_err() && (origin.is_none() || matches!(result, Err(Error::DiskFull { .. }))) {
             // The error that is returned says more than a failure to clean up after it.
-            let _ = remove(&partial);
-            let _ = remove(&self.entry_path(key, "record"));
+            let _ = self.remove_partial(key);
         }
         result
+    }
+
+    /// Removes what an unfinished entry has left.
+    pub(super) fn remove_partial(&self, key: &str) -> Result<()> {
+        ["partial", "journal", "record"].iter().try_for_each(|extension| remove(&self.entry_path(key, extension)))
     }
 
     fn write_partial(
         &self,
         key: &str,
-        partial: &Path,
         plan: &SlicePlan<'_>,
+        origin: Option<&journal::Origin>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Record> {
+        let partial = self.entry_path(key, "partial");
         let name = partial.display().to_string();
-        let mut file = self.reserve(key, plan.total_bytes())?;
-        let written = plan.write_to(&name, &mut file, progress)?;
+        let journal_path = self.entry_path(key, "journal");
+        let kept = origin.and_then(|origin| journal::check(&journal_path, &partial, origin, &self.alive));
+        let mut file = self.reserve(key, plan.total_bytes(), kept.is_some())?;
+        let (done, mut journal) = match (kept, origin) {
+            (Some(kept), Some(origin)) => {
+                let seek = file.seek(io::SeekFrom::Start(kept.done.0));
+                seek.map_err(|e| Error::io(&name, "go on with the unfinished file", e))?;
+                let journal = Journal::resume(&journal_path, origin, (kept.line_end, kept.done.0))?;
+                (kept.done, Some(journal))
+            }
+            (_, origin) => {
+                let journal = origin.map(|origin| Journal::begin(&journal_path, origin)).transpose()?;
+                ((0, blake3::Hasher::new()), journal)
+            }
+        };
+        let mut on_done = |done: Done<'_>| {
+            progress(done.bytes, done.total);
+            journal.as_mut().map_or(Ok(()), |journal| journal.note(&done))
+        };
+        let written = plan.write_from(&name, &mut file, done, &mut on_done)?;
         file.sync_all().map_err(|e| crate::slice::disk_error(&name, written.bytes, e))?;
         let record = Record {
             format: FORMAT_VERSION,
@@ -112,10 +140,12 @@ impl Cache {
             package: plan.package(),
             bytes: written.bytes,
             blake3: written.blake3,
+            facts: plan.model().facts().ok().and_then(|facts| facts.to_compact().ok()),
         };
         self.write_record(key, &record)?;
-        fs::rename(partial, self.entry_path(key, "gguf"))
+        fs::rename(&partial, self.entry_path(key, "gguf"))
             .map_err(|e| Error::io(&name, "rename the finished file", e))?;
+        remove(&journal_path)?;
         crate::slice::sync_dir(&self.dir.join("entries"))?;
         Ok(record)
     }
@@ -133,27 +163,19 @@ impl Cache {
         fs::rename(&unfinished, &path).map_err(failed)
     }
 
+    fn hash_file(&self, path: &Path) -> Result<String> {
+        let mut hash = blake3::Hasher::new();
+        let read = File::open(path).and_then(|mut file| journal::feed(&mut hash, &mut file, &self.alive));
+        read.map_err(|e| Error::io(path.display().to_string(), "read the entry", e))?;
+        Ok(hash.finalize().to_hex().to_string())
+    }
+
     /// Marks an entry as just used.
     pub(super) fn touch(&self, key: &str) -> Result<()> {
         let path = self.entry_path(key, "json");
         let touched = File::options().write(true).open(&path).and_then(|f| f.set_modified(SystemTime::now()));
         touched.map_err(|e| Error::io(path.display().to_string(), "note the use", e))
     }
-}
-
-fn hash_file(path: &Path) -> Result<String> {
-    let read = || {
-        let mut hash = blake3::Hasher::new();
-        let mut file = File::open(path)?;
-        let mut buf = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buf)? {
-                0 => return Ok(hash.finalize().to_hex().to_string()),
-                n => hash.update(buf.get(..n).unwrap_or_default()),
-            };
-        }
-    };
-    read().map_err(|e: io::Error| Error::io(path.display().to_string(), "read the entry", e))
 }
 
 /// Removes a file that may be gone already.

@@ -1,12 +1,14 @@
 use std::fs::{self, File};
-use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use super::entry::remove;
 use super::{Cache, Record};
 use crate::{Error, Result};
+
+/// How long an unfinished file waits to be gone on with.
+const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// An entry and what it occupies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,20 +96,22 @@ impl Cache {
     }
 
     /// Makes room for an entry of `needed` bytes and creates its unfinished file with that length, so that other writers count
-    /// it. The caller holds the entry's write lock.
-    pub(super) fn reserve(&self, key: &str, needed: u64) -> Result<File> {
+    /// it; `kept`: opens the one that is there. The caller holds the entry's write lock.
+    pub(super) fn reserve(&self, key: &str, needed: u64, kept: bool) -> Result<File> {
         let _space = self.lock_space()?;
-        remove(&self.entry_path(key, "partial"))?;
-        self.make_room(needed)?;
+        if !kept {
+            self.remove_partial(key)?;
+        }
+        self.make_room(if kept { 0 } else { needed })?;
         let path = self.entry_path(key, "partial");
         let name = path.display().to_string();
-        let file = File::options().create(true).write(true).truncate(true).open(&path);
+        let file = File::options().create(true).write(true).truncate(!kept).open(&path);
         let file = file.map_err(|e| Error::io(&name, "create the file", e))?;
         file.set_len(needed).map_err(|e| crate::slice::disk_error(&name, needed, e))?;
         Ok(file)
     }
 
-    /// Removes unfinished files whose writers are gone, then quarantined files, then entries nobody uses, longest unused
+    /// Removes quarantined files, then unfinished files whose writers are gone, then entries nobody uses, longest unused
     /// first, until `needed` more bytes fit.
     fn make_room(&self, needed: u64) -> Result<()> {
         self.remove_leftovers()?;
@@ -121,6 +125,15 @@ impl Cache {
             }
             remove(&self.dir.join("quarantine").join(format!("{}.gguf", f.key)))?;
             used = used.saturating_sub(f.bytes);
+        }
+        for f in &partial {
+            if fits(used) {
+                return Ok(());
+            }
+            if let Some(_write) = self.try_lock(&f.key, "write")? {
+                self.remove_partial(&f.key)?;
+                used = used.saturating_sub(f.bytes);
+            }
         }
         for f in &entries {
             if fits(used) {
@@ -146,11 +159,15 @@ impl Cache {
         Ok(true)
     }
 
-    /// Removes the unfinished files of writers that are gone.
+    /// Removes the unfinished files of writers that are gone, unless somebody may soon go on with them.
     pub(super) fn remove_leftovers(&self) -> Result<()> {
         for f in self.list("entries", "partial")? {
+            let journal = fs::metadata(self.entry_path(&f.key, "journal")).and_then(|m| m.modified());
+            if journal.is_ok_and(|when| when.elapsed().is_ok_and(|age| age < KEPT)) {
+                continue;
+            }
             if let Some(_write) = self.try_lock(&f.key, "write")? {
-                remove(Path::new(&self.entry_path(&f.key, "partial")))?;
+                self.remove_partial(&f.key)?;
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ pub struct Chain {
     pub configs: Vec<StageConfig>,
     pub stages: Vec<Stage>,
     pub client: Client,
+    env: Vec<(&'static str, String)>,
     dir: TempDir,
 }
 
@@ -37,9 +38,9 @@ impl Chain {
         let dir = tempfile::tempdir_in(models::cache()).unwrap();
         let mut configs = plan.configs(dir.path());
         change(&mut configs);
-        let stages = configs.iter().map(|c| Stage::start(c, dir.path())).collect();
+        let stages = configs.iter().map(|c| Stage::start(c, dir.path(), &plan.env)).collect();
         let client = Client::new(configs[0].api.as_ref().unwrap().bind);
-        Self { configs, stages, client, dir }
+        Self { configs, stages, client, env: plan.env.clone(), dir }
     }
 
     pub fn dir(&self) -> &Path {
@@ -61,7 +62,7 @@ impl Chain {
 
     /// Starts a stage (again) with its configuration.
     pub fn restart(&mut self, stage: usize) {
-        self.stages[stage] = Stage::start(&self.configs[stage], self.dir.path());
+        self.stages[stage] = Stage::start(&self.configs[stage], self.dir.path(), &self.env);
     }
 
     /// The control service of a stage; waits until it answers.

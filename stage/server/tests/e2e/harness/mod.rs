@@ -3,6 +3,9 @@
 pub mod certificates;
 pub mod chain;
 pub mod client;
+#[path = "../../../../fetch/tests/common/server.rs"]
+#[allow(dead_code, reason = "shared with the tests of downloads")]
+pub mod files;
 pub mod history;
 pub mod models;
 pub mod peer;

@@ -29,6 +29,8 @@ pub struct Plan {
     /// Certificates of each stage.
     pub tls: Option<Vec<TlsConfig>>,
     pub peer_deadline_ms: u32,
+    /// Environment of the stages.
+    pub env: Vec<(&'static str, String)>,
 }
 
 impl Plan {
@@ -69,6 +71,7 @@ impl Plan {
             slices: models::cache().join("slices"),
             tls: None,
             peer_deadline_ms: 10_000,
+            env: Vec::new(),
         }
     }
 
@@ -88,7 +91,7 @@ impl Plan {
                 stages: stages as u32,
                 layers: [self.cuts[i], self.cuts[i + 1]],
                 n_layers: *self.cuts.last().unwrap(),
-                model: ModelConfig { source: self.model.display().to_string(), digest: None },
+                model: ModelConfig { source: self.model.display().to_string(), digest: None, credentials: None },
                 cache: CacheConfig { dir: self.slices.clone(), max_bytes: 4 << 30 },
                 link: LinkConfig {
                     bind: at(i, 0),

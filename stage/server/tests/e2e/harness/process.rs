@@ -8,6 +8,11 @@ use splitmodel_control::StageConfig;
 
 use super::until;
 
+/// Where a stage in `dir` writes what ended it.
+pub fn last_words(dir: &Path, stage: u32) -> PathBuf {
+    dir.join(format!("stage-{stage}.end"))
+}
+
 /// A running stage. It ends with this value, or with the test process (it reads the end of its standard input).
 pub struct Stage {
     child: Child,
@@ -15,8 +20,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts the stage of `config`; its configuration and its log, which restarts append to, are in `dir`.
-    pub fn start(config: &StageConfig, dir: &Path) -> Self {
+    /// Starts the stage of `config`; its configuration, its log, which restarts append to, and its last words are in `dir`.
+    pub fn start(config: &StageConfig, dir: &Path, env: &[(&'static str, String)]) -> Self {
         let file = dir.join(format!("stage-{}.yaml", config.stage));
         std::fs::write(&file, config.to_yaml().unwrap()).unwrap();
         let log = dir.join(format!("stage-{}.log", config.stage));
@@ -24,6 +29,9 @@ impl Stage {
         let child = Command::new(env!("CARGO_BIN_EXE_splitmodel-stage"))
             .args(["serve", "--exit-with-parent", "--config"])
             .arg(&file)
+            .arg("--termination-log")
+            .arg(last_words(dir, config.stage))
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(err)
