@@ -1,15 +1,15 @@
 //! From a manifest to a plan, and `splitmodel plan`.
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use splitmodel_api::Quantity;
-use splitmodel_control::config::{CacheType, FlashAttention};
-use splitmodel_gguf::{Model, ModelFacts, TensorType};
+use splitmodel_gguf::{Model, ModelFacts};
 use splitmodel_planner::{Device, Layout, Plan, PlanOptions, plan};
+use splitmodel_topology::Wanted;
 
 use crate::args::PlanArgs;
 use crate::error::CliError;
-use crate::manifest::{self, Wanted};
+use crate::manifest;
 use crate::ui;
 
 /// Name of the device that all local stages share.
@@ -20,6 +20,8 @@ const HERE: &str = "this machine";
 pub struct Planned {
     /// What the manifest asks for.
     pub wanted: Wanted,
+    /// Its file, absolute.
+    pub path: PathBuf,
     /// The model.
     pub facts: ModelFacts,
     /// The stages.
@@ -42,18 +44,19 @@ pub enum Devices {
 /// # Errors
 /// [`CliError`]: the manifest's field, the model's file, or the stage that does not fit.
 pub fn prepare(file: &Path, stages: Option<u32>, devices: Devices) -> Result<Planned, CliError> {
-    let mut wanted = manifest::load(file)?;
+    let (mut wanted, path) = manifest::load(file)?;
     if let Some(stages) = stages {
-        wanted.override_stages(stages)?;
+        manifest::override_stages(&mut wanted, stages)?;
     }
-    let facts = facts(&open_model(&wanted.path, wanted.source())?, wanted.source())?;
+    let source = &wanted.spec.model.source;
+    let facts = facts(&open_model(&path, source)?, source)?;
     let devices = match devices {
         Devices::Here => local_devices(&wanted.layout),
         Devices::Declared => wanted.devices().unwrap_or_else(|| local_devices(&wanted.layout)),
         Devices::Given(devices) => devices,
     };
-    let plan = plan(&facts, &devices, &options(&wanted)).map_err(|e| CliError::Plan(e.to_string()))?;
-    Ok(Planned { wanted, facts, plan })
+    let plan = plan(&facts, &devices, &wanted.options()).map_err(|e| CliError::Plan(e.to_string()))?;
+    Ok(Planned { wanted, path, facts, plan })
 }
 
 /// Opens the model at `path`; `source` is how the user wrote it.
@@ -89,37 +92,6 @@ fn local_devices(layout: &Layout) -> Vec<Device> {
     };
     // The planner refuses absurd counts by name; it need not see them all for that.
     vec![Device { host: true, ..Device::new(HERE, None) }; count.clamp(1, 128)]
-}
-
-/// What the plan must hold besides weights.
-#[must_use]
-pub fn options(wanted: &Wanted) -> PlanOptions {
-    let engine = wanted.engine(0);
-    PlanOptions {
-        layout: wanted.layout.clone(),
-        lanes: engine.lanes,
-        context_length: engine.context_length,
-        cache_type_k: tensor_type(engine.cache_type_k),
-        cache_type_v: tensor_type(engine.cache_type_v),
-        n_ubatch: engine.n_ubatch,
-        swa_full: engine.swa_full,
-        flash_attn: engine.flash_attn != FlashAttention::Off,
-        ..PlanOptions::default()
-    }
-}
-
-const fn tensor_type(cache: CacheType) -> TensorType {
-    match cache {
-        CacheType::F32 => TensorType::F32,
-        CacheType::F16 => TensorType::F16,
-        CacheType::Bf16 => TensorType::BF16,
-        CacheType::Q8_0 => TensorType::Q8_0,
-        CacheType::Q5_1 => TensorType::Q5_1,
-        CacheType::Q5_0 => TensorType::Q5_0,
-        CacheType::Q4_1 => TensorType::Q4_1,
-        CacheType::Q4_0 => TensorType::Q4_0,
-        CacheType::Iq4Nl => TensorType::IQ4_NL,
-    }
 }
 
 impl Planned {
@@ -192,7 +164,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if args.json {
         let f = &planned.facts;
         let model = ModelFactsShort {
-            source: planned.wanted.source(),
+            source: &planned.wanted.spec.model.source,
             arch: &f.arch,
             name: &f.name,
             digest: &f.digest,

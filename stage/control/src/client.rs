@@ -1,7 +1,7 @@
 //! Client of a stage's control service.
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Streaming};
 
 use crate::config::TlsConfig;
@@ -71,6 +71,24 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Certificates of a client, PEM.
+#[derive(Clone, Copy)]
+pub struct PemIdentity<'a> {
+    /// Authorities that sign the server's certificate.
+    pub ca: &'a str,
+    /// Certificate chain of the client.
+    pub cert: &'a str,
+    /// Private key of `cert`.
+    pub key: &'a str,
+}
+
+impl PemIdentity<'_> {
+    fn client_tls(self, name: &str) -> ClientTlsConfig {
+        let identity = Identity::from_pem(self.cert, self.key);
+        ClientTlsConfig::new().identity(identity).ca_certificate(Certificate::from_pem(self.ca)).domain_name(name)
+    }
+}
+
 /// A connection to one stage's control service. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct ControlClient {
@@ -101,6 +119,22 @@ impl ControlClient {
     ) -> Result<Self, ClientError> {
         let endpoint = endpoint(address, "https")?
             .tls_config(client_tls(tls, name)?)
+            .map_err(|e| ClientError::Connect { address: address.to_owned(), message: with_causes(&e) })?;
+        Self::dial(address, endpoint, timeout).await
+    }
+
+    /// As [`ControlClient::connect_tls`], with certificates that are in memory.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn connect_pem(
+        address: &str,
+        name: &str,
+        identity: PemIdentity<'_>,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        let endpoint = endpoint(address, "https")?
+            .tls_config(identity.client_tls(name))
             .map_err(|e| ClientError::Connect { address: address.to_owned(), message: with_causes(&e) })?;
         Self::dial(address, endpoint, timeout).await
     }

@@ -4,9 +4,8 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use splitmodel_control::StageConfig;
-use splitmodel_control::config::{
-    BindConfig, CacheConfig, EngineConfig, LinkConfig, LogConfig, ModelConfig, SchedulingConfig, TelemetryConfig,
-};
+use splitmodel_control::config::{CacheConfig, LogConfig, ModelConfig};
+use splitmodel_topology::{Cut, Place, Site};
 
 use super::ports::StagePorts;
 use crate::error::CliError;
@@ -49,61 +48,45 @@ fn shared_threads(cores: usize, stages: usize) -> u32 {
 /// # Errors
 /// [`CliError::Config`] when the manifest asks for what no stage can do.
 pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> Result<Vec<StageConfig>, CliError> {
-    let stages = u32::try_from(planned.plan.stages.len()).unwrap_or(u32::MAX);
-    let configs = (0..stages).zip(&planned.plan.stages).zip(ports).map(|((stage, plan), own)| {
-        let next = ports.get(stage as usize + 1);
-        let first = ports.first().filter(|_| stage > 0 && next.is_none());
-        let engine = engine(planned, local, stage);
-        let config = StageConfig {
-            chain: format!("{}-0", planned.wanted.name),
-            stage,
-            stages,
-            layers: [plan.first, plan.end],
-            n_layers: planned.facts.n_layers,
-            model: ModelConfig {
-                source: planned.wanted.path.display().to_string(),
-                digest: Some(planned.facts.digest.clone()),
-                credentials: None,
-            },
-            cache: CacheConfig { dir: local.cache.clone(), max_bytes: 0 },
-            link: LinkConfig {
-                bind: own.link,
-                downstream: next.map(|p| p.link.to_string()),
-                return_to: first.map(|p| p.link.to_string()),
-                activations: planned.wanted.activations(),
-                ..LinkConfig::default()
-            },
-            control: BindConfig { bind: own.control },
-            health: BindConfig { bind: own.health },
-            api: (stage == 0).then(|| planned.wanted.api(local.api, local.api_key_file.clone())),
-            kv_cache: planned.wanted.kv_cache(),
-            scheduling: scheduling(planned, local),
-            engine,
-            log: local.log.clone(),
-            telemetry: TelemetryConfig::default(),
-            metrics: Some(BindConfig { bind: own.metrics }),
-            schedule_log: local.schedules.as_ref().map(|dir| dir.join(format!("stage-{stage}.schedule"))),
-        };
+    let layers: Vec<[u32; 2]> = planned.plan.stages.iter().map(|s| [s.first, s.end]).collect();
+    let site = Site {
+        chain: format!("{}-0", planned.wanted.name),
+        model: ModelConfig {
+            source: planned.path.display().to_string(),
+            digest: Some(planned.facts.digest.clone()),
+            credentials: None,
+        },
+        cache: CacheConfig { dir: local.cache.clone(), max_bytes: 0 },
+        api: local.api,
+        api_key_file: local.api_key_file.clone(),
+        tls: None,
+        insecure: false,
+        log: local.log.clone(),
+        places: ports.iter().map(place).collect(),
+    };
+    let cut = Cut { stages: &layers, n_layers: planned.facts.n_layers };
+    let mut configs = splitmodel_topology::stage_configs(&planned.wanted, cut, &site)?;
+    for config in &mut configs {
+        let threads = local.threads.or(config.engine.threads);
+        config.engine.threads = Some(threads.unwrap_or_else(|| default_threads(layers.len())));
+        config.engine.rpc.extend(local.rpc.iter().cloned());
+        config.schedule_log = local.schedules.as_ref().map(|dir| dir.join(format!("stage-{}.schedule", config.stage)));
+        if let Some(grace) = local.grace_s {
+            config.scheduling.drain_grace_s = grace;
+        }
         config.validate()?;
-        Ok(config)
-    });
-    configs.collect()
-}
-
-fn engine(planned: &Planned, local: &Local, stage: u32) -> EngineConfig {
-    let mut engine = planned.wanted.engine(stage as usize);
-    let threads = local.threads.or(engine.threads);
-    engine.threads = Some(threads.unwrap_or_else(|| default_threads(planned.plan.stages.len())));
-    engine.rpc.extend(local.rpc.iter().cloned());
-    engine
-}
-
-fn scheduling(planned: &Planned, local: &Local) -> SchedulingConfig {
-    let mut scheduling = planned.wanted.scheduling();
-    if let Some(grace) = local.grace_s {
-        scheduling.drain_grace_s = grace;
     }
-    scheduling
+    Ok(configs)
+}
+
+fn place(ports: &StagePorts) -> Place {
+    Place {
+        link: ports.link,
+        address: ports.link.to_string(),
+        control: ports.control,
+        health: ports.health,
+        metrics: ports.metrics,
+    }
 }
 
 #[cfg(test)]

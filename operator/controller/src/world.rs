@@ -1,0 +1,194 @@
+//! What is watched: SplitModels' children, pods and nodes, kept in memory.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::core::DynamicObject;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use splitmodel_api::SplitModel;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::children::Kind;
+use crate::names;
+use crate::observed::{Observed, place};
+
+/// SplitModels to look at.
+pub type Wake = mpsc::Sender<ObjectRef<SplitModel>>;
+
+/// Watches of one scope: a namespace, or all.
+pub struct World {
+    children: Vec<(Kind, Store<DynamicObject>)>,
+    pods: Store<Pod>,
+    nodes: Option<Store<Node>>,
+}
+
+/// The API of `K` in a namespace, or in all.
+pub fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<Scope = kube::core::NamespaceResourceScope>,
+    K::DynamicType: Default,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+impl World {
+    /// Begins to watch; `wake` gets the SplitModel of every child that changes, `nodes` a word when nodes change. The tasks end
+    /// with `tasks`.
+    #[must_use]
+    pub fn start(
+        client: &Client,
+        namespace: Option<&str>,
+        wake: &Wake,
+        nodes: Option<mpsc::Sender<()>>,
+        tasks: &mut JoinSet<()>,
+    ) -> Self {
+        let config = watcher::Config::default().labels(&names::selector());
+        let mut children = Vec::new();
+        for kind in Kind::ALL.into_iter().filter(|k| *k != Kind::Pod) {
+            let resource = kind.resource();
+            let api: Api<DynamicObject> = match namespace {
+                Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+                None => Api::all_with(client.clone(), &resource),
+            };
+            let writer = reflector::store::Writer::new(resource);
+            children.push((kind, writer.as_reader()));
+            let wake = wake.clone();
+            let config = config.clone();
+            tasks.spawn(async move {
+                let stream = watcher(api, config).default_backoff().modify(forget_managers);
+                let mut stream = pin!(stream.reflect(writer).touched_objects());
+                while let Some(event) = stream.next().await {
+                    wake_for(&wake, event).await;
+                }
+            });
+        }
+        let writer = reflector::store::Writer::default();
+        let pods = writer.as_reader();
+        let api: Api<Pod> = api(client, namespace);
+        let own = wake.clone();
+        tasks.spawn(async move {
+            let stream = watcher(api, config).default_backoff().modify(forget_managers);
+            let mut stream = pin!(stream.reflect(writer).touched_objects());
+            while let Some(event) = stream.next().await {
+                wake_for(&own, event).await;
+            }
+        });
+        let nodes = nodes.map(|changed| {
+            let writer = reflector::store::Writer::default();
+            let nodes = writer.as_reader();
+            tasks.spawn(watch_nodes(client.clone(), writer, changed));
+            nodes
+        });
+        Self { children, pods, nodes }
+    }
+
+    /// Resolves when everything there is has been seen.
+    pub async fn ready(&self) {
+        // A store whose writer is gone never gets ready; then the process is ending.
+        for (_, store) in &self.children {
+            let _ = store.wait_until_ready().await;
+        }
+        let _ = self.pods.wait_until_ready().await;
+        if let Some(nodes) = &self.nodes {
+            let _ = nodes.wait_until_ready().await;
+        }
+    }
+
+    /// What there is of `model`, but for what its stages say.
+    #[must_use]
+    pub fn observe(&self, model: &SplitModel, now: Timestamp) -> Observed {
+        let (name, namespace) = (model.name_any(), model.namespace());
+        let its = |labels: &std::collections::BTreeMap<String, String>, in_namespace: &Option<String>| {
+            *in_namespace == namespace && labels.get(names::MODEL) == Some(&name)
+        };
+        let mut observed = Observed { now, ..Observed::default() };
+        for (kind, store) in &self.children {
+            for child in store.state_filter(|c| its(c.labels(), &c.metadata.namespace)) {
+                observed.children.insert((*kind, child.name_any()), child);
+            }
+        }
+        for pod in self.pods.state_filter(|p| its(p.labels(), &p.metadata.namespace)) {
+            if place(pod.labels()).is_some() {
+                observed.pods.push(pod);
+            } else if pod.name_any() == names::inspect(&name) {
+                observed.inspect = Some(pod);
+            }
+        }
+        observed.nodes = self.nodes.as_ref().map(|nodes| {
+            let mut nodes = nodes.state();
+            nodes.sort_by_key(|n| n.name_any());
+            nodes
+        });
+        observed
+    }
+}
+
+fn forget_managers<K: Resource>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+/// Wakes the SplitModel that a child belongs to.
+async fn wake_for<K: Resource>(wake: &Wake, event: Result<K, watcher::Error>) {
+    match event {
+        Ok(child) => {
+            let model = child.labels().get(names::MODEL);
+            if let (Some(model), Some(namespace)) = (model, child.namespace()) {
+                // The receiver ends with the process.
+                let _ = wake.send(ObjectRef::new(model).within(&namespace)).await;
+            }
+        }
+        Err(error) => tracing::warn!(%error, "a watch is interrupted"),
+    }
+}
+
+/// Tells when something of a node changes that plans depend on; kubelets write their nodes all the time.
+async fn watch_nodes(client: Client, writer: reflector::store::Writer<Node>, changed: mpsc::Sender<()>) {
+    let mut known = std::collections::HashMap::new();
+    let stream =
+        watcher(Api::<Node>::all(client), watcher::Config::default()).default_backoff().modify(forget_managers);
+    let mut stream = pin!(stream.reflect(writer));
+    while let Some(event) = stream.next().await {
+        let news = match event {
+            Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => {
+                let mark = mark(&node);
+                known.insert(node.name_any(), mark) != Some(mark)
+            }
+            Ok(watcher::Event::Delete(node)) => known.remove(&node.name_any()).is_some(),
+            Ok(watcher::Event::Init | watcher::Event::InitDone) => false,
+            Err(error) => {
+                tracing::warn!(%error, "the watch of nodes is interrupted");
+                false
+            }
+        };
+        if news {
+            // One word that waits is as good as many.
+            let _ = changed.try_send(());
+        }
+    }
+}
+
+fn mark(node: &Node) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{:?}", node.metadata.labels).hash(&mut hasher);
+    format!("{:?}", node.spec.as_ref().map(|s| (s.unschedulable, &s.taints))).hash(&mut hasher);
+    format!("{:?}", node.status.as_ref().and_then(|s| s.allocatable.as_ref())).hash(&mut hasher);
+    crate::devices::is_ready(node).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The SplitModels of a store.
+#[must_use]
+pub fn all(models: &Store<SplitModel>) -> Vec<ObjectRef<SplitModel>> {
+    models.state().iter().map(|m: &Arc<SplitModel>| ObjectRef::from_obj(m.as_ref())).collect()
+}
