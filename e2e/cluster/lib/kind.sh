@@ -29,6 +29,12 @@ kubeadmConfigPatches:
   apiVersion: kubelet.config.k8s.io/v1beta1
   failCgroupV1: false
   nodeStatusUpdateFrequency: 5s
+- |
+  kind: ClusterConfiguration
+  apiVersion: kubeadm.k8s.io/v1beta4
+  etcd: { local: { dataDir: /var/lib/etcd, extraArgs: [{ name: unsafe-no-fsync, value: "true" }] } }
+  controllerManager: { extraArgs: [{ name: leader-elect, value: "false" }] }
+  scheduler: { extraArgs: [{ name: leader-elect, value: "false" }] }
 nodes:
 - { role: control-plane, extraMounts: [{ hostPath: $run/volumes, containerPath: $run/volumes }] }
 - { role: worker, extraMounts: [{ hostPath: $run/volumes, containerPath: $run/volumes }] }
