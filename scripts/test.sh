@@ -25,7 +25,11 @@ api=0
 venv=$(scripts/venv.sh tests/api/requirements.txt)
 SPLITMODEL_BIN=$CARGO_TARGET_DIR/release "$venv/bin/python" -m pytest tests/api -q -p no:cacheprovider 2>&1 | tee -a "$out" || api=${PIPESTATUS[0]}
 
+step 'the charts'
+charts=0
+HELM=$(scripts/helm.sh) "$venv/bin/python" -m pytest tests/charts -q -p no:cacheprovider 2>&1 | tee -a "$out" || charts=${PIPESTATUS[0]}
+
 step 'result'
 count() { grep -oE "[0-9]+ $1" "$out" | awk '{n += $1} END {print n + 0}'; }
 echo "$(count passed) passed, $(count failed) failed, $(count ignored) ignored, $(count skipped) skipped"
-[ "$rust" = 0 ] && [ "$api" = 0 ]
+[ "$rust" = 0 ] && [ "$api" = 0 ] && [ "$charts" = 0 ]
