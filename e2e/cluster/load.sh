@@ -5,6 +5,6 @@ set -euo pipefail
 run=$1; shift
 for node in $(cat "$run/workers"); do
   for tar; do
-    "$here/node.sh" "$run" "$node" ctr -n k8s.io images import --all-platforms --digests - <"$tar" >/dev/null
+    "$here/node.sh" "$run" "$node" env CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1 ctr -n k8s.io images import --all-platforms --digests - <"$tar" >/dev/null
   done
 done

@@ -54,7 +54,7 @@ def images(kube):
 def install(kube, *settings):
     """Installs or upgrades the operator and waits until it is ready."""
     values = ["image.repository=splitmodel-operator", "image.tag=test", "image.pullPolicy=Never", "stageImage.repository=splitmodel-stage",
-              "stageImage.tag=test", "stageImage.pullPolicy=Never", "replicas=2", "log.level=debug", *settings]
+              "stageImage.tag=test", "stageImage.pullPolicy=Never", "replicas=2", "log.level=info\\,splitmodel_operator=debug", *settings]
     kube.helm("upgrade", "--install", "splitmodel", ROOT / "charts/splitmodel", "-n", SYSTEM, "--create-namespace",
               *[f for v in values for f in ("--set-string" if v.endswith("tag=test") else "--set", v)])
     kube.kubectl("-n", SYSTEM, "rollout", "status", "deployment/splitmodel-operator", "--timeout=120s", timeout=150)
