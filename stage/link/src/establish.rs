@@ -86,13 +86,19 @@ impl fmt::Debug for Acceptor {
     }
 }
 
+/// Longest wait for a TCP connection. Nobody answers at the old address of a peer that has moved, and the name has a new one
+/// soon: the next attempt finds it.
+const CONNECT: Duration = Duration::from_secs(2);
+
 /// Dials a peer and agrees with it. Dropping the future drops the attempt.
 ///
 /// # Errors
 /// [`LinkError`]; [`LinkError::Refused`] with the peer's reason.
 pub async fn dial(addr: impl ToSocketAddrs, dialer: &Dialer) -> Result<(Connection, Agreed), LinkError> {
     let connect = async {
-        let stream = TcpStream::connect(addr).await.map_err(|e| LinkError::io("connecting", e))?;
+        let after = CONNECT.min(dialer.deadline);
+        let connecting = timeout(after, TcpStream::connect(addr)).await.map_err(|_| LinkError::Deadline { after })?;
+        let stream = connecting.map_err(|e| LinkError::io("connecting", e))?;
         stream.set_nodelay(true).map_err(|e| LinkError::io("setting TCP_NODELAY", e))?;
         let Some((tls, name)) = &dialer.tls else { return Ok(Transport::Plain(stream)) };
         let connector = TlsConnector::from(tls.current().await.client);
