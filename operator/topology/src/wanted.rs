@@ -81,6 +81,7 @@ impl Wanted {
             admission_deadline_s: deadlines.admission_seconds,
             recovery_deadline_s: deadlines.recovery_seconds,
             drain_grace_s: deadlines.drain_seconds,
+            progress_deadline_s: deadlines.progress_seconds,
             ..SchedulingConfig::default()
         }
     }

@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Longest silence while a slice is fetched, checked or loaded: hashing and reading a large one takes minutes.
-const LOADING: Duration = Duration::from_secs(600);
+use splitmodel_control::config::SchedulingConfig;
+
 /// Longest job of the engine; the chain is taken for hung then, too.
 pub const STEP: Duration = Duration::from_secs(120);
 
@@ -17,6 +17,8 @@ pub struct Heartbeat {
     last: AtomicU64,
     working: AtomicBool,
     loaded: AtomicBool,
+    /// Longest silence in seconds while a slice is fetched, checked or loaded.
+    loading: AtomicU64,
 }
 
 impl Default for Heartbeat {
@@ -26,11 +28,17 @@ impl Default for Heartbeat {
             last: AtomicU64::new(0),
             working: AtomicBool::new(true),
             loaded: AtomicBool::new(false),
+            loading: AtomicU64::new(SchedulingConfig::default().progress_deadline_s.into()),
         }
     }
 }
 
 impl Heartbeat {
+    /// Longest silence before the slice is loaded.
+    pub fn set_loading(&self, seconds: u32) {
+        self.loading.store(seconds.into(), Relaxed);
+    }
+
     /// Something went on.
     pub fn beat(&self) {
         self.last.store(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
@@ -46,7 +54,7 @@ impl Heartbeat {
     /// Whether the process is alive: waiting for work, or not silent for too long.
     #[must_use]
     pub fn alive(&self) -> bool {
-        let bound = if self.loaded.load(Relaxed) { STEP } else { LOADING };
+        let bound = if self.loaded.load(Relaxed) { STEP } else { Duration::from_secs(self.loading.load(Relaxed)) };
         !self.working.load(Relaxed) || self.silent_for() < bound
     }
 
@@ -74,8 +82,11 @@ mod tests {
         heartbeat.work(false);
         heartbeat.last.store(0, Relaxed);
         assert!(heartbeat.alive(), "waiting for work is no silence");
-        let loading = started(LOADING * 2);
+        let loading = started(Duration::from_secs(1200));
         assert!(!loading.alive());
+        loading.set_loading(3600);
+        assert!(loading.alive(), "who waits longer for a slow source says so");
+        loading.set_loading(600);
         loading.beat();
         assert!(loading.alive());
     }

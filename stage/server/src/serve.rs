@@ -180,6 +180,7 @@ impl Stage {
         status.set_phase(Phase::Planned);
         let (telemetry, flush) = Telemetry::start(&config, &instance.to_string())?;
         let stats = Arc::<EngineStats>::default();
+        stats.heartbeat.set_loading(config.scheduling.progress_deadline_s);
         let metrics = Arc::new(Metrics::new(config.stage, stats.clone(), telemetry.counts()));
         let stage = Self {
             config,

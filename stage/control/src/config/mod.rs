@@ -120,6 +120,8 @@ pub struct SchedulingConfig {
     pub recovery_deadline_s: u32,
     /// Seconds that running requests get to finish when the stage is told to end.
     pub drain_grace_s: u32,
+    /// Seconds without any progress after which a stage that fetches or loads its slice is taken for dead.
+    pub progress_deadline_s: u32,
 }
 
 impl Default for SchedulingConfig {
@@ -132,6 +134,7 @@ impl Default for SchedulingConfig {
             admission_deadline_s: 60,
             recovery_deadline_s: 60,
             drain_grace_s: 30,
+            progress_deadline_s: 600,
         }
     }
 }
