@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(build-essential cmake libclang-dev ccache python3-venv unzip)
 if [ "${1:-}" = e2e ]; then
-  packages+=(iptables iproute2 util-linux debootstrap libseccomp-dev pkg-config kmod procps)
+  packages+=(iptables nftables conntrack iproute2 util-linux debootstrap libseccomp-dev pkg-config kmod procps)
   # Docker's own packages serve as well, and Debian's would put them out.
   [ -x /usr/bin/dockerd ] || packages+=(docker.io)
 fi

@@ -84,7 +84,7 @@ def test_a_change_rolls_one_chain_at_a_time_and_no_request_is_lost(create, kube)
     assert least >= 1, "for a moment no chain served"
     assert most <= 4, "a roll took more pods than two chains have"
     assert not pods & {p["metadata"]["uid"] for p in model.pods().values()}
-    assert len(model.children("configmaps")) == 2, "configurations of the old revision are left"
+    assert len(model.children("configmaps", ",splitmodel.dev/chain")) == 2, "configurations of the old revision are left"
 
 
 def test_fewer_stages(create, kube):
@@ -94,13 +94,15 @@ def test_fewer_stages(create, kube):
     kube.patch("splitmodel", "fewer", {"spec": {"stages": 2}}, model.namespace)
 
     def changed():
-        status = model.status()
-        ready = model.is_condition("Ready", "True")()
-        chain = (status.get("chains") or [{}])[0]
-        if ready:
+        now = model.object()
+        status = now["status"]
+        [ready] = [c for c in status["conditions"] if c["type"] == "Ready"]
+        serves = ready["status"] == "True" and ready["observedGeneration"] == now["metadata"]["generation"]
+        if serves:
             # Pods of the old shape never count for the new revision.
+            [chain] = status["chains"]
             assert chain["revision"] != old and len(chain["stages"]) == 2 and status["ready"] == "2/2", status
-        return ready and not model.children("statefulsets,services", ",splitmodel.dev/stage=2")
+        return serves and not model.children("statefulsets,services", ",splitmodel.dev/stage=2")
     eventually("two stages serve and nothing of the third is left", changed, 180)
     assert sorted(model.pods()) == [(0, 0), (0, 1)]
     assert sum(int(n) for n in model.status()["layers"].split("/")) == 30

@@ -40,11 +40,16 @@ for controller in "${controllers[@]}"; do
   mkdir "/sys/fs/cgroup/$controller"
   mount -t cgroup -o "$options" cgroup "/sys/fs/cgroup/$controller"
 done
-for folder in /var/lib/kubelet /var/lib/containerd /var/lib/cni /var/log/pods /var/log/containers /etc/cni/net.d /etc/kubernetes; do
-  made=$(mkdir -p "$own$folder" && echo "$own$folder")
-  [ -d "$folder" ] || { mount -t tmpfs tmpfs "$(dirname "$folder")"; mkdir -p "$folder"; }
-  mount --bind "$made" "$folder"
+# What is written to the machine's own folders stays with the node.
+for folder in etc var; do
+  mkdir -p "$own/over/$folder" "$own/work/$folder"
+  mount -t overlay -o "lowerdir=/$folder,upperdir=$own/over/$folder,workdir=$own/work/$folder" overlay "/$folder"
 done
+for folder in /var/lib/kubelet /var/lib/containerd /var/log/pods; do
+  mkdir -p "$own$folder" "$folder"
+  mount --bind "$own$folder" "$folder"
+done
+mkdir -p /var/log/containers /etc/cni/net.d /etc/kubernetes
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/containerd /run/lock
 printf '127.0.0.1 localhost\n%s %s\n' "$ip" "$name" >"$own/hosts"
@@ -97,9 +102,9 @@ conntrack: { maxPerCore: 0, min: 0 }
 bindAddress: $ip
 YAML
 
-containerd --config "$own/containerd.toml" >"$own/log/containerd.log" 2>&1 &
+containerd --config "$own/containerd.toml" >"$run/log/$name-containerd.log" 2>&1 &
 until_true 30 containerd ctr version
-for tar in kubernetes dns pause; do ctr -n k8s.io images import --all-platforms "$images/$tar.tar" >>"$own/log/import.log" 2>&1; done
-kubelet --config="$own/kubelet.yaml" --kubeconfig="$run/kc/$name/kubelet.conf" --hostname-override="$name" --node-ip="$ip" >"$own/log/kubelet.log" 2>&1 &
-kube-proxy --config="$own/kube-proxy.yaml" --hostname-override="$name" >"$own/log/kube-proxy.log" 2>&1 &
+for tar in kubernetes dns pause; do ctr -n k8s.io images import --all-platforms "$images/$tar.tar" >>"$run/log/$name-import.log" 2>&1; done
+kubelet --config="$own/kubelet.yaml" --kubeconfig="$run/kc/$name/kubelet.conf" --hostname-override="$name" --node-ip="$ip" >"$run/log/$name-kubelet.log" 2>&1 &
+kube-proxy --config="$own/kube-proxy.yaml" --hostname-override="$name" >"$run/log/$name-kube-proxy.log" 2>&1 &
 while :; do sleep 1000 & wait $! || true; done

@@ -66,7 +66,7 @@ echo plain >"$run/mode"
 number=10
 for node in node1 node2 node3; do
   number=$((number + 1))
-  mkdir -p "$run/nodes/$node/log"
+  mkdir -p "$run/nodes/$node"
   certify kubeconfig kubelet --node-name "$node" --kubeconfig-dir "$run/kc/$node"
   begin "$node" unshare --net --mount --pid --uts --ipc --fork --kill-child --propagation private \
     "$here/lib/plain-node.sh" "$run" "$node" "$nodes.$number"
