@@ -6,8 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
@@ -69,8 +69,8 @@ impl io::Read for Stream<'_> {
 
 struct Setup {
     dir: tempfile::TempDir,
-    bytes: Vec<u8>,
-    want: Vec<u8>,
+    bytes: &'static [u8],
+    want: &'static [u8],
 }
 
 struct Opened {
@@ -87,15 +87,24 @@ fn open(bytes: &[u8], version: &str) -> Opened {
     Opened { model, read, left }
 }
 
+/// A model and the package that is to be made of it.
+fn tiny() -> &'static (Vec<u8>, Vec<u8>) {
+    static TINY: OnceLock<(Vec<u8>, Vec<u8>)> = OnceLock::new();
+    TINY.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        Tiny::new(Arch::Llama).write(&path).unwrap();
+        let bytes = fs::read(path).unwrap();
+        let mut want = Vec::new();
+        let model = open(&bytes, "").model;
+        SlicePlan::new(&model, STAGE).unwrap().write_to("", &mut want, &mut |_, _| {}).unwrap();
+        (bytes, want)
+    })
+}
+
 fn setup() -> Setup {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    Tiny::new(Arch::Llama).write(&path).unwrap();
-    let bytes = fs::read(path).unwrap();
-    let mut want = Vec::new();
-    let model = open(&bytes, "").model;
-    SlicePlan::new(&model, STAGE).unwrap().write_to("", &mut want, &mut |_, _| {}).unwrap();
-    Setup { dir, bytes, want }
+    let (bytes, want) = tiny();
+    Setup { dir: tempfile::tempdir().unwrap(), bytes, want }
 }
 
 impl Setup {
@@ -109,7 +118,7 @@ impl Setup {
 
     /// Copies until `bytes` were read.
     fn interrupt(&self, version: &str, bytes: u64) -> Opened {
-        let opened = open(&self.bytes, version);
+        let opened = open(self.bytes, version);
         opened.left.store(bytes, Relaxed);
         let error = self.cache().get(&opened.model, STAGE, &mut |_, _| {}).unwrap_err();
         assert!(matches!(error, Error::Io { .. }), "{error}");
@@ -118,13 +127,13 @@ impl Setup {
 
     /// Copies the rest; gives the bytes read, and how many were done at the start.
     fn finish(&self, version: &str) -> (u64, u64) {
-        let opened = open(&self.bytes, version);
+        let opened = open(self.bytes, version);
         let mut first = None;
         let entry = self.cache().get(&opened.model, STAGE, &mut |done, total| {
             assert_eq!(total, self.want.len() as u64);
             first.get_or_insert(done);
         });
-        assert!(fs::read(entry.unwrap().path()).unwrap() == self.want);
+        assert!(fs::read(entry.unwrap().path()).unwrap() == *self.want);
         for extension in ["partial", "journal"] {
             assert!(!self.path(&opened, extension).exists());
         }
@@ -152,7 +161,7 @@ fn a_copy_goes_on_where_it_broke_off() {
 fn what_is_whole_has_the_facts_beside_it() {
     let s = setup();
     s.finish("one");
-    let opened = open(&s.bytes, "one");
+    let opened = open(s.bytes, "one");
     let entry = s.cache().find(opened.model.digest(), STAGE).unwrap().unwrap();
     let facts = ModelFacts::from_compact(entry.record().facts.as_ref().unwrap()).unwrap();
     assert_eq!(facts, opened.model.facts().unwrap());
@@ -192,7 +201,7 @@ fn unfinished_files_wait_for_a_while_and_give_way_when_room_is_needed() {
     let other = Package::Stage { first: 5, end: 8 };
     cache.get(&opened.model, other, &mut |_, _| {}).unwrap_err(); // it is broken down for good
     assert!(!s.path(&opened, "partial").exists(), "it made room");
-    let opened = open(&s.bytes, "one");
+    let opened = open(s.bytes, "one");
     cache.get(&opened.model, other, &mut |_, _| {}).unwrap();
     assert!(cache.usage().unwrap().bytes <= cache.limit());
 }
@@ -225,6 +234,7 @@ fn child() {
 #[test]
 fn a_killed_process_leaves_its_bytes_to_the_next() {
     let s = setup();
+    fs::write(s.dir.path().join("m.gguf"), s.bytes).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--ignored", "--nocapture"])
         .env("RESUME_TEST_DIR", s.dir.path())
