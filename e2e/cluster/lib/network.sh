@@ -10,7 +10,9 @@ all_known() { facts | awk 'NF != 3 { missing = 1 } END { exit missing || NR < wa
 until_true 60 'the address ranges of all nodes' all_known 3 || { facts >&2; exit 1; }
 
 facts >"$run/nodes.txt"
-while read -r node _ range; do
+while read -r node ip range; do
+  # The plain cluster's API server is beside the nodes, not on one.
+  "$here/lib/sandbox.sh" in "$run" ip route replace "$range" via "$ip"
   routes=$(awk -v own="$node" '$1 != own { printf "ip route replace %s via %s; ", $3, $2 }' "$run/nodes.txt")
   "$here/node.sh" "$run" "$node" sh -c "$routes mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-pods.conflist" <<JSON
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
