@@ -40,11 +40,10 @@ def process(kube, pod, signal):
 def test_more_gpus_than_there_are(create):
     model = create("big", stages=5, stageDefaults={**SMALL, "gpu": {}})
 
-    def told():
-        texts = " ".join(c["message"] for c in model.status().get("conditions", []) if c["status"] != "True" or c["type"] == "Degraded")
-        return "gpu" in texts.lower() and model.status().get("phase") in ("Pending", "Planned", "Scheduled", "Failed")
-    eventually("the status says that GPUs are missing", told, 60)
-    assert model.condition("Ready")["status"] == "False"
+    told = model.wait("Planned", "False", "DoesNotFit", seconds=60)
+    assert "5 stages" in told["message"] and "there are 4" in told["message"], told
+    assert model.status()["phase"] == "Pending" and model.condition("Ready")["status"] == "False"
+    assert not model.pods()
     model.delete()
     eventually("nothing is left", lambda: not model.children("pods,statefulsets"), 60)
 

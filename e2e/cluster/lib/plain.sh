@@ -49,7 +49,7 @@ begin kube-apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-
   --requestheader-extra-headers-prefix=X-Remote-Extra- --requestheader-group-headers=X-Remote-Group --requestheader-username-headers=X-Remote-User \
   --proxy-client-cert-file="$pki/front-proxy-client.crt" --proxy-client-key-file="$pki/front-proxy-client.key" \
   --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --allow-privileged=true
-until_true 60 'the API server' kubectl get --raw=/readyz || { tail -5 "$run/log/kube-apiserver.log" >&2; exit 1; }
+until_true 180 'the API server' kubectl get --raw=/readyz || { tail -5 "$run/log/kube-apiserver.log" >&2; exit 1; }
 manager=$run/kc/controller-manager.conf
 begin kube-controller-manager kube-controller-manager --kubeconfig="$manager" --authentication-kubeconfig="$manager" --authorization-kubeconfig="$manager" \
   --leader-elect=false --use-service-account-credentials=true --service-account-private-key-file="$pki/sa.key" --root-ca-file="$pki/ca.crt" \
