@@ -45,7 +45,8 @@ pub fn validate(model: &SplitModel) -> Result<Valid, NotReady> {
     }
     let spec = &model.spec;
     let again = retry(model).unwrap_or_default();
-    let key = format!("{}\n{:?}\n{again}", spec.model.source, spec.model.credentials_secret);
+    let (secret, authority) = (&spec.model.credentials_secret, &spec.model.ca_config_map);
+    let key = format!("{}\n{secret:?}\n{authority:?}\n{again}", spec.model.source);
     Ok(Valid { wanted, source, spec_hash: spec_hash(spec), inspect_key: names::short_hash(key.as_bytes()) })
 }
 
@@ -122,6 +123,9 @@ pub fn make<'a>(
     let devices: Vec<Device> = places.slots.iter().map(|s| s.device.clone()).collect();
     let made = plan(&facts, &devices, &valid.wanted.options()).map_err(|e| {
         let mut message = e.to_string();
+        if let Some(gpu) = &valid.wanted.spec.stage(0).gpu {
+            message.push_str(&format!("; a device is {} {}", gpu.count, gpu.resource));
+        }
         for (node, why) in &places.excluded {
             message.push_str(&format!("; {node} {why}"));
         }

@@ -113,3 +113,23 @@ impl NotReady {
         Self { reason, message: message.into() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_documentation_has_every_reason() {
+        let root = std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../..");
+        let text = std::fs::read_to_string(root.join("docs/troubleshooting.md")).unwrap();
+        let mut seen = 0;
+        for line in include_str!("reason.rs").lines().filter_map(|l| l.trim().strip_prefix("Self::")) {
+            let Some((_, name)) = line.split_once(" => \"") else { continue };
+            let name = name.trim_end_matches("\",");
+            assert!(
+                text.contains(&format!("`{name}`")),
+                "docs/troubleshooting.md does not say what to do about {name}"
+            );
+            seen += 1;
+        }
+        assert!(seen > 15, "{seen}");
+    }
+}

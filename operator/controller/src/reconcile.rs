@@ -86,6 +86,12 @@ impl Context {
         self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Forgets all SplitModels but these.
+    pub fn keep(&self, uids: &std::collections::HashSet<String>) {
+        let gone: Vec<String> = self.memory().written.keys().filter(|uid| !uids.contains(*uid)).cloned().collect();
+        gone.iter().for_each(|uid| self.forget(uid));
+    }
+
     /// Forgets a SplitModel that is gone.
     pub fn forget(&self, uid: &str) {
         self.certificates.forget(uid);
@@ -431,6 +437,15 @@ impl Look<'_> {
             for (stage, _) in &view.sets {
                 let set = names::stage(&self.owner.name, view.index, *stage);
                 let pods = self.observed.pods_of(view.index, *stage);
+                if let Some(pod) = pods.first().filter(|p| !is_scheduled(p) && self.model.spec.cache_volume.persistent)
+                {
+                    // The scheduler says only that a claim is not bound.
+                    let claim = names::cache(&self.owner.name, view.index, *stage);
+                    if let Some(warning) = self.warning(&claim, pod.creation_timestamp().map(|t| t.0)).await? {
+                        warnings.insert(pod.name_any(), format!("claim {claim}: {warning}"));
+                    }
+                    continue;
+                }
                 let (name, since) = match pods.first() {
                     None => {
                         let live = self.observed.child(self.owner, Kind::StatefulSet, &set);
@@ -504,10 +519,13 @@ impl Look<'_> {
     }
 }
 
+fn is_scheduled(pod: &k8s_openapi::api::core::v1::Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|s| s.node_name.is_some())
+}
+
 fn is_creating(pod: &k8s_openapi::api::core::v1::Pod) -> bool {
     let status = pod.status.as_ref();
-    let scheduled = pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
     let first = status.and_then(|s| s.container_statuses.as_ref()?.first());
     let waiting = first.and_then(|c| c.state.as_ref()?.waiting.as_ref()?.reason.as_deref());
-    scheduled && (first.is_none() || waiting == Some("ContainerCreating"))
+    is_scheduled(pod) && (first.is_none() || waiting == Some("ContainerCreating"))
 }

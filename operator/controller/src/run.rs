@@ -31,6 +31,8 @@ const LEASE_SECONDS: u64 = 15;
 const RENEW_SECONDS: u64 = 10;
 /// Pause before the CRD is looked for again.
 const CRD_PAUSE: Duration = Duration::from_secs(3);
+/// What is gone is forgotten this often.
+const TIDY: Duration = Duration::from_secs(15);
 /// Looks at once.
 const CONCURRENCY: u16 = 8;
 
@@ -176,6 +178,7 @@ async fn work(context: Arc<Context>, state: &watch::Sender<State>, stop: watch::
         let controller = Controller::new(api, watcher::Config::default())
             .with_config(kube::runtime::controller::Config::default().concurrency(CONCURRENCY));
         let models = controller.store();
+        tasks.spawn(tidy(scope.clone(), models.clone()));
         tasks.spawn(async move {
             while nodes.recv().await.is_some() {
                 for model in world::all(&models) {
@@ -194,6 +197,22 @@ async fn work(context: Arc<Context>, state: &watch::Sender<State>, stop: watch::
         running.spawn(run);
     }
     while running.join_next().await.is_some() {}
+}
+
+/// Forgets from time to time what is gone.
+async fn tidy(scope: Arc<Scope>, models: kube::runtime::reflector::Store<SplitModel>) {
+    if models.wait_until_ready().await.is_err() {
+        return;
+    }
+    let mut interval = tokio::time::interval(TIDY);
+    loop {
+        interval.tick().await;
+        scope.stages.keep(&scope.world.pods());
+        if scope.context.settings.namespaces().len() < 2 {
+            // With one scope its SplitModels are all there are.
+            scope.context.keep(&models.state().iter().filter_map(|m| m.uid()).collect());
+        }
+    }
 }
 
 /// One namespace, or all.

@@ -84,6 +84,12 @@ impl Stages {
         });
     }
 
+    /// Listens no more to pods that are gone; `there` are the uids of all pods of stages.
+    pub fn keep(&self, there: &HashSet<String>) {
+        lock(&self.listeners).retain(|uid, _| there.contains(uid));
+        lock(&self.reported).retain(|uid, _| there.contains(uid));
+    }
+
     /// What the stages of these pods said last, by uid.
     #[must_use]
     pub fn reported<'a>(&self, pods: impl Iterator<Item = &'a Pod>) -> BTreeMap<String, StageStatus> {

@@ -187,6 +187,14 @@ fn mark(node: &Node) -> u64 {
     hasher.finish()
 }
 
+impl World {
+    /// Uids of all pods.
+    #[must_use]
+    pub fn pods(&self) -> std::collections::HashSet<String> {
+        self.pods.state().iter().filter_map(|p| p.uid()).collect()
+    }
+}
+
 /// The SplitModels of a store.
 #[must_use]
 pub fn all(models: &Store<SplitModel>) -> Vec<ObjectRef<SplitModel>> {

@@ -9,6 +9,8 @@ use crate::settings::Settings;
 
 /// User and group of all containers.
 const USER: i64 = 65532;
+/// Key of a private authority's bundle in its ConfigMap.
+const AUTHORITIES: &str = "ca.crt";
 /// A pod on a node that does not answer is given up after this many seconds.
 pub const UNREACHABLE_SECONDS: i64 = 60;
 
@@ -42,6 +44,16 @@ impl Template<'_> {
         let container = self.container;
         let mut mounts = container.mounts;
         mounts.push(json!({"name": "tmp", "mountPath": "/tmp"}));
+        let mut env: Vec<Value> = pods.env.iter().map(|e| json!({"name": e.name, "value": e.value})).collect();
+        if let Some(map) = &self.spec.model.ca_config_map {
+            volumes.push(
+                json!({"name": "ca", "configMap": {"name": map, "items": [{"key": AUTHORITIES, "path": AUTHORITIES}]}}),
+            );
+            mounts.push(json!({"name": "ca", "mountPath": "/ca", "readOnly": true}));
+            if pods.env.iter().all(|e| e.name != "SSL_CERT_FILE") {
+                env.push(json!({"name": "SSL_CERT_FILE", "value": format!("/ca/{AUTHORITIES}")}));
+            }
+        }
         let mut main = json!({
             "name": container.name,
             "image": container.image,
@@ -55,8 +67,8 @@ impl Template<'_> {
                 "capabilities": {"drop": ["ALL"]},
             },
         });
-        if !pods.env.is_empty() {
-            main["env"] = pods.env.iter().map(|e| json!({"name": e.name, "value": e.value})).collect();
+        if !env.is_empty() {
+            main["env"] = env.into();
         }
         if let Some(policy) = &self.settings.image_pull_policy {
             main["imagePullPolicy"] = policy.clone().into();

@@ -49,8 +49,8 @@ pub fn status(situation: &Situation<'_>) -> SplitModelStatus {
     let staying = situation.chains.iter().filter(|(view, _)| view.index < spec.replicas);
     let chains: Vec<ChainStatus> = staying
         .clone()
-        .map(|(view, _)| {
-            let (chain, why) = chain(situation, before, view);
+        .map(|(view, act)| {
+            let (chain, why) = chain(situation, before, view, *act);
             reasons.extend(why);
             chain
         })
@@ -199,11 +199,18 @@ fn phase(chains: &[ChainStatus], replicas: u32, situation: &Situation<'_>) -> Ph
 }
 
 /// One chain, and why its stages do not serve.
-fn chain(situation: &Situation<'_>, before: &SplitModelStatus, view: &ChainView) -> (ChainStatus, Vec<NotReady>) {
+fn chain(
+    situation: &Situation<'_>,
+    before: &SplitModelStatus,
+    view: &ChainView,
+    act: Act,
+) -> (ChainStatus, Vec<NotReady>) {
     let Situation { model, observed, .. } = situation;
     let index = i32::try_from(view.index).unwrap_or(i32::MAX);
     let former = before.chains.iter().find(|c| c.index == index);
-    let revision = view.sets.first().map(|(_, r)| r.clone());
+    // Once its turn has come, pods of the old revision count no more.
+    let turned = situation.plan.filter(|_| act == Act::Apply).map(|plan| plan.revision.clone());
+    let revision = turned.or_else(|| view.sets.first().map(|(_, r)| r.clone()));
     let plan = situation.plan.filter(|plan| revision.as_ref().is_none_or(|r| *r == plan.revision));
     let same = former.is_some_and(|f| f.revision == revision);
     let count = plan.map_or(view.sets.len(), |p| p.stages.len());

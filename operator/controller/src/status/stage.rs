@@ -116,7 +116,10 @@ fn phase(status: &mut StageStatus, known: &Known<'_>, container: Option<&Contain
     let scheduled = pod.status.as_ref().and_then(|s| s.conditions.as_ref()).into_iter().flatten();
     if let Some(not) = scheduled.clone().find(|c| c.type_ == "PodScheduled" && c.status == "False") {
         status.phase = Phase::Planned;
-        let message = not.message.clone().unwrap_or_else(|| "no node takes it".to_owned());
+        let mut message = not.message.clone().unwrap_or_else(|| "no node takes it".to_owned());
+        if let Some(warning) = known.warning {
+            message = format!("{message}; {warning}");
+        }
         return say(Reason::Unschedulable, format!("{name} waits for a node: {message}"));
     }
     status.phase = Phase::Scheduled;

@@ -90,6 +90,29 @@ async fn a_new_model_is_inspected_planned_and_built() {
     assert_eq!(scene.look().await, Vec::<String>::new(), "a steady state writes nothing");
 }
 
+/// Whoever reads the source trusts the authority: the inspect pod and the stages.
+#[tokio::test]
+async fn a_private_authority_reaches_every_pod() {
+    let spec =
+        "  model: {source: 'https://models.local/tiny.gguf', caConfigMap: own}\n  stages: 2\n  contextLength: 256\n";
+    let mut scene = Scene::new(spec);
+    scene.look().await;
+    let mut pods = vec![scene.object("/api/v1/namespaces/ns/pods/m-inspect").unwrap()["spec"].clone()];
+    scene.inspected(0, &facts());
+    scene.settle().await;
+    pods.extend(scene.objects("StatefulSet").iter().map(|s| s["spec"]["template"]["spec"].clone()));
+    assert_eq!(pods.len(), 3);
+    for pod in pods {
+        let container = &pod["containers"][0];
+        assert_eq!(container["env"], json!([{"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}]));
+        let volume =
+            json!({"name": "ca", "configMap": {"name": "own", "items": [{"key": "ca.crt", "path": "ca.crt"}]}});
+        assert!(pod["volumes"].as_array().unwrap().contains(&volume), "{pod}");
+        let mount = json!({"name": "ca", "mountPath": "/ca", "readOnly": true});
+        assert!(container["volumeMounts"].as_array().unwrap().contains(&mount), "{pod}");
+    }
+}
+
 #[tokio::test]
 async fn what_does_not_fit_takes_nothing() {
     let mut scene = Scene::new(&format!("{SPEC}  stageDefaults: {{gpu: {{count: 4}}}}\n"));
