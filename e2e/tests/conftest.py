@@ -78,8 +78,7 @@ def new_namespace(kube, name):
 
 def drop_namespace(kube, name):
     kube.live.remove(name)
-    if not KEEP:
-        kube.delete("namespace", name, wait=False)
+    kube.delete("namespace", name, wait=False)
 
 
 @pytest.fixture

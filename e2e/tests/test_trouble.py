@@ -30,10 +30,9 @@ def stages(model, field, chain=0):
 
 def process(kube, pod, signal):
     """Signals the process of a stage from its node, as the kernel or an operator of machines would."""
-    number = pod["metadata"]["labels"]["splitmodel.dev/stage"]
     uid = pod["metadata"]["uid"]
-    # The pod's mounts tell its processes from those of other pods.
-    script = f"for p in $(pgrep -f 'splitmodel-stage serve.*stage-{number}.json'); do grep -q {uid} /proc/$p/mountinfo && kill -{signal} $p; done"
+    # By its name, as the kernel cuts it; a process sees the mounts of its own pod only.
+    script = f"for p in $(pgrep -x splitmodel-stag); do grep -q {uid} /proc/$p/mountinfo && kill -{signal} $p; done; true"
     kube.on_node(pod["spec"]["nodeName"], "sh", "-c", script)
 
 
