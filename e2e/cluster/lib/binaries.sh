@@ -7,8 +7,10 @@ PATH=$PATH:/usr/local/go/bin
 command -v go >/dev/null || die 'Go 1.26 is needed to build the cluster (https://go.dev/dl)'
 work=$cache/go-$(binaries_key)
 out=$bin.part
-mkdir -p "$work" "$out/cni"
-export GOMODCACHE=$work/mod GOCACHE=$work/build GOFLAGS='-mod=readonly -modcacherw -buildvcs=false -trimpath' CGO_ENABLED=0
+mkdir -p "$work/tmp" "$out/cni"
+export GOMODCACHE=$work/mod GOCACHE=$work/build GOFLAGS='-mod=readonly -modcacherw -buildvcs=false -trimpath' GOTMPDIR=$work/tmp CGO_ENABLED=0
+# Hundreds of lines.
+exec 2> >(grep -v '^go: downloading' >&2)
 # The compiler collects garbage less often: memory for time.
 export GOGC=${GOGC:-400}
 
