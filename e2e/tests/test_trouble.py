@@ -160,7 +160,7 @@ def test_a_stopped_process_is_noticed(create, kube):
     process(kube, pod, "STOP")
     try:
         eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 60)
-        assert not model.endpoints()
+        eventually("the Service has no endpoint", lambda: not model.endpoints(), 30, every=0.2)
     finally:
         process(kube, pod, "CONT")
     model.wait(seconds=120)
