@@ -1,5 +1,6 @@
 //! Tokens per second of chains, from two readings of what their first stages count.
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,9 +50,11 @@ impl Meter {
             .collect();
         self.probes.retain(|chain, probe| serving.get(chain) == Some(&probe.pod.as_str()));
         for (chain, pod) in serving {
-            if !self.probes.contains_key(&chain) {
+            if let Entry::Vacant(place) = self.probes.entry(chain) {
                 match Probe::open(connection, pod).await {
-                    Ok(probe) => drop(self.probes.insert(chain, probe)),
+                    Ok(probe) => {
+                        place.insert(probe);
+                    }
                     Err(why) => rates.note = Some(format!("chain {chain}: {why}")),
                 }
             }

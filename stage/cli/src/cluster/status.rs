@@ -29,7 +29,10 @@ pub async fn run(args: ClusterStatusArgs) -> Result<(), CliError> {
     let mut shown = picture(&connection, &args, &mut meters).await?;
     let clears = args.watch && std::io::stdout().is_terminal();
     ui::text(&if clears { format!("{CLEAR}{shown}") } else { shown.clone() });
-    while args.watch {
+    if !args.watch {
+        return Ok(());
+    }
+    loop {
         tokio::time::sleep(AGAIN).await;
         let now = match picture(&connection, &args, &mut meters).await {
             Ok(now) => now,
@@ -42,7 +45,6 @@ pub async fn run(args: ClusterStatusArgs) -> Result<(), CliError> {
         }
         shown = now;
     }
-    Ok(())
 }
 
 /// Meters by namespace and name.
