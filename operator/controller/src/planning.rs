@@ -4,10 +4,10 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 use splitmodel_api::{ModelSource, PlanStatus, PlannedStage, SplitModel, SplitModelSpec};
 use splitmodel_gguf::ModelFacts;
-use splitmodel_planner::Plan;
-use splitmodel_topology::{Placement, PlacementError, Wanted, place};
+use splitmodel_planner::{Device, Plan, plan};
+use splitmodel_topology::Wanted;
 
-use crate::devices::Slot;
+use crate::devices::{self, Slot};
 use crate::names;
 use crate::reason::{NotReady, Reason};
 
@@ -44,7 +44,16 @@ pub fn validate(model: &SplitModel) -> Result<Valid, NotReady> {
         ));
     }
     let spec = &model.spec;
-    Ok(Valid { wanted, source, spec_hash: spec_hash(spec), inspect_key: names::inspect_key(model) })
+    let again = retry(model).unwrap_or_default();
+    let (secret, authority) = (&spec.model.credentials_secret, &spec.model.ca_config_map);
+    let key = format!("{}\n{secret:?}\n{authority:?}\n{again}", spec.model.source);
+    Ok(Valid { wanted, source, spec_hash: spec_hash(spec), inspect_key: names::short_hash(key.as_bytes()) })
+}
+
+/// What the user last wrote to have things tried again.
+#[must_use]
+pub fn retry(model: &SplitModel) -> Option<String> {
+    model.metadata.annotations.as_ref()?.get(names::RETRY).cloned()
 }
 
 /// Hash of the fields of a spec that pods are made from. What has its default does not count, so that a new field with a
@@ -110,9 +119,17 @@ pub fn make<'a>(
             format!("what the model's header says cannot be read: {e}; set the annotation {} anew", names::RETRY);
         NotReady::new(Reason::InspectFailed, message)
     })?;
-    let Placement { plan: made, places } = place(&valid.wanted, &facts, nodes).map_err(|e| {
-        let reason = if matches!(e, PlacementError::NoPlace(_)) { Reason::NoNode } else { Reason::DoesNotFit };
-        NotReady::new(reason, e.to_string())
+    let places = devices::slots(&valid.wanted, nodes).map_err(|e| NotReady::new(Reason::NoNode, e.to_string()))?;
+    let devices: Vec<Device> = places.slots.iter().map(|s| s.device.clone()).collect();
+    let made = plan(&facts, &devices, &valid.wanted.options()).map_err(|e| {
+        let mut message = e.to_string();
+        if let Some(gpu) = &valid.wanted.spec.stage(0).gpu {
+            message.push_str(&format!("; a device is {} {}", gpu.count, gpu.resource));
+        }
+        for (node, why) in &places.excluded {
+            message.push_str(&format!("; {node} {why}"));
+        }
+        NotReady::new(Reason::DoesNotFit, message)
     })?;
     let mut notes: Vec<String> = made.warnings.iter().map(|w| format!("warning: {w}")).collect();
     notes.extend(made.notes.iter().cloned());
@@ -124,7 +141,7 @@ pub fn make<'a>(
     let mut status = PlanStatus {
         revision: String::new(),
         spec_hash: valid.spec_hash.clone(),
-        retry: names::retry(model),
+        retry: retry(model),
         model_digest: facts.digest,
         image,
         stages,

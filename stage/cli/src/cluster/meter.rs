@@ -1,6 +1,5 @@
 //! Tokens per second of chains, from two readings of what their first stages count.
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,11 +49,9 @@ impl Meter {
             .collect();
         self.probes.retain(|chain, probe| serving.get(chain) == Some(&probe.pod.as_str()));
         for (chain, pod) in serving {
-            if let Entry::Vacant(place) = self.probes.entry(chain) {
+            if !self.probes.contains_key(&chain) {
                 match Probe::open(connection, pod).await {
-                    Ok(probe) => {
-                        place.insert(probe);
-                    }
+                    Ok(probe) => drop(self.probes.insert(chain, probe)),
                     Err(why) => rates.note = Some(format!("chain {chain}: {why}")),
                 }
             }

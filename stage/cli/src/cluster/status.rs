@@ -29,10 +29,7 @@ pub async fn run(args: ClusterStatusArgs) -> Result<(), CliError> {
     let mut shown = picture(&connection, &args, &mut meters).await?;
     let clears = args.watch && std::io::stdout().is_terminal();
     ui::text(&if clears { format!("{CLEAR}{shown}") } else { shown.clone() });
-    if !args.watch {
-        return Ok(());
-    }
-    loop {
+    while args.watch {
         tokio::time::sleep(AGAIN).await;
         let now = match picture(&connection, &args, &mut meters).await {
             Ok(now) => now,
@@ -45,6 +42,7 @@ pub async fn run(args: ClusterStatusArgs) -> Result<(), CliError> {
         }
         shown = now;
     }
+    Ok(())
 }
 
 /// Meters by namespace and name.
