@@ -9,7 +9,9 @@ pub mod admin;
 pub mod apply;
 pub mod certificates;
 pub mod children;
+pub mod devices;
 pub mod metrics;
+pub mod names;
 pub mod observed;
 pub mod planning;
 pub mod reason;
@@ -21,5 +23,3 @@ pub mod settings;
 pub mod stages;
 pub mod status;
 pub mod world;
-
-pub use splitmodel_topology::{devices, names};

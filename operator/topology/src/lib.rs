@@ -1,16 +1,10 @@
-//! From a SplitModel to where its stages run and to the configuration of each; what the operator and the command line have
-//! in common. Pure.
+//! From a SplitModel and a plan to the configuration of every stage. Pure.
 //!
-//! [`Wanted`] says in the terms of stages and plans what a SplitModel asks for; [`place`] plans it for the nodes of a
-//! cluster; [`stage_configs`] writes one configuration per stage, for a cluster and a laptop alike: they differ only in the
-//! [`Site`].
+//! [`Wanted`] says in the terms of stages and plans what a SplitModel asks for; [`stage_configs`] writes one configuration
+//! per stage, for a cluster and a laptop alike: they differ only in the [`Site`].
 
 mod configs;
-pub mod devices;
-pub mod names;
-mod placement;
 mod wanted;
 
 pub use configs::{Cut, Place, Site, stage_configs};
-pub use placement::{Placement, PlacementError, place};
 pub use wanted::Wanted;

@@ -88,7 +88,7 @@ fn table(addresses: &[String], answers: &[Answer]) -> String {
                     format!("{}+{}", s.prompt_tokens, s.generated_tokens),
                     format!("{}s", s.uptime_ms / 1000),
                     address.clone(),
-                    ui::plain(&s.last_error),
+                    s.last_error.replace(char::is_control, " "),
                 ]
             }
             Err(_) => {

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 use splitmodel_api::{Quantity, StageSpec};
 use splitmodel_planner::Device;
-
-use crate::Wanted;
+use splitmodel_topology::Wanted;
 
 /// Label of NVIDIA's feature discovery: MiB of each GPU.
 const GPU_MEMORY: &str = "nvidia.com/gpu.memory";
