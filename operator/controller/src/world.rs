@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::DynamicObject;
@@ -63,27 +63,12 @@ impl World {
             };
             let writer = reflector::store::Writer::new(resource);
             children.push((kind, writer.as_reader()));
-            let wake = wake.clone();
-            let config = config.clone();
-            tasks.spawn(async move {
-                let stream = watcher(api, config).default_backoff().modify(forget_managers);
-                let mut stream = pin!(stream.reflect(writer).touched_objects());
-                while let Some(event) = stream.next().await {
-                    wake_for(&wake, event).await;
-                }
-            });
+            tasks.spawn(watch_children(watcher(api, config.clone()), writer, wake.clone()));
         }
         let writer = reflector::store::Writer::default();
         let pods = writer.as_reader();
         let api: Api<Pod> = api(client, namespace);
-        let own = wake.clone();
-        tasks.spawn(async move {
-            let stream = watcher(api, config).default_backoff().modify(forget_managers);
-            let mut stream = pin!(stream.reflect(writer).touched_objects());
-            while let Some(event) = stream.next().await {
-                wake_for(&own, event).await;
-            }
-        });
+        tasks.spawn(watch_children(watcher(api, config), writer, wake.clone()));
         let nodes = nodes.map(|changed| {
             let writer = reflector::store::Writer::default();
             let nodes = writer.as_reader();
@@ -136,6 +121,21 @@ impl World {
 
 fn forget_managers<K: Resource>(object: &mut K) {
     object.meta_mut().managed_fields = None;
+}
+
+/// Keeps what is watched in memory, and wakes the SplitModel of every child that changes.
+async fn watch_children<K>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
+    writer: reflector::store::Writer<K>,
+    wake: Wake,
+) where
+    K: Resource + Clone + Send + Sync + 'static,
+    K::DynamicType: Eq + std::hash::Hash + Clone,
+{
+    let mut stream = pin!(events.default_backoff().modify(forget_managers).reflect(writer).touched_objects());
+    while let Some(event) = stream.next().await {
+        wake_for(&wake, event).await;
+    }
 }
 
 /// Wakes the SplitModel that a child belongs to.
