@@ -27,7 +27,7 @@ lint: deps ## Formatting, clippy, licences and banned crates
 fmt: ## Formats the code
 	cargo fmt --all
 
-build: deps ## Builds the two binaries, splitmodel and splitmodel-stage
+build: deps ## Builds the programs: splitmodel, kubectl-splitmodel, splitmodel-stage, splitmodel-operator
 	cargo build $(CARGO_FLAGS)
 
 model: deps ## Brings the sample model

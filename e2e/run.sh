@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export SPLITMODEL_BIN=${CARGO_TARGET_DIR:-$HOME/.cache/splitmodel/target}/release
-for binary in splitmodel splitmodel-stage splitmodel-operator examples/manifests; do
+for binary in splitmodel kubectl-splitmodel splitmodel-stage splitmodel-operator examples/manifests; do
   [ -x "$SPLITMODEL_BIN/$binary" ] || { echo "$SPLITMODEL_BIN/$binary is missing; run: make e2e" >&2; exit 1; }
 done
 venv=$(scripts/venv.sh tests/api/requirements.txt)

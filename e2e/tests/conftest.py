@@ -165,7 +165,7 @@ def unsplit(tmp_path_factory):
     chain.end()
 
 
-ORDER = ["test_resource", "test_chart", "test_sample", "test_changes", "test_trouble", "test_operator", "test_nodes"]
+ORDER = ["test_resource", "test_chart", "test_sample", "test_plugin", "test_changes", "test_trouble", "test_operator", "test_nodes"]
 
 
 def pytest_collection_modifyitems(items):

@@ -26,7 +26,7 @@ NAMESPACE_RIGHTS = {
     ("events.k8s.io", "events"): ["create", "patch"],
     ("", "events"): ["list"],
 }
-CLUSTER_RIGHTS = {("", "nodes"): ["get", "list", "watch"]}
+CLUSTER_RIGHTS = {("", "nodes"): ["get", "list", "watch"], ("resource.k8s.io", "resourceslices"): ["list", "watch"]}
 LEASE_RIGHTS = {("coordination.k8s.io", "leases"): ["create", "get", "patch", "update"]}
 
 

@@ -82,4 +82,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [get, list, watch]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices]
+  verbs: [list, watch]
 {{- end -}}

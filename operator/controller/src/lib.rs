@@ -9,9 +9,8 @@ pub mod admin;
 pub mod apply;
 pub mod certificates;
 pub mod children;
-pub mod devices;
+pub mod ghosts;
 pub mod metrics;
-pub mod names;
 pub mod observed;
 pub mod planning;
 pub mod reason;
@@ -23,3 +22,5 @@ pub mod settings;
 pub mod stages;
 pub mod status;
 pub mod world;
+
+pub use splitmodel_topology::{devices, names};

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::ResourceExt as _;
 use kube::core::DynamicObject;
 use splitmodel_control::StageStatus as Reported;
+use splitmodel_topology::Machines;
 
 use crate::children::{Kind, Owner};
 use crate::names;
@@ -23,6 +25,8 @@ pub struct Observed {
     pub inspect: Option<Arc<Pod>>,
     /// Nodes, where they may be seen.
     pub nodes: Option<Vec<Arc<Node>>>,
+    /// What drivers publish of the devices in them, where the cluster has that.
+    pub slices: Vec<Arc<ResourceSlice>>,
     /// What stages say of themselves, by the uid of their pod.
     pub reported: BTreeMap<String, Reported>,
     /// Now.
@@ -65,6 +69,13 @@ impl Observed {
     #[must_use]
     pub fn chains(&self, owner: &Owner) -> BTreeSet<u32> {
         self.own(owner).filter_map(|(_, c)| c.labels().get(names::CHAIN)?.parse().ok()).collect()
+    }
+
+    /// What plans are made for, where nodes may be seen.
+    #[must_use]
+    pub fn machines(&self) -> Option<Machines<'_>> {
+        let nodes = self.nodes.as_ref()?.iter().map(AsRef::as_ref).collect();
+        Some(Machines { nodes, slices: self.slices.iter().map(AsRef::as_ref).collect() })
     }
 
     /// The node of that name; `None` also where nodes cannot be seen.

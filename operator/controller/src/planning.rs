@@ -1,13 +1,12 @@
 //! From a spec and a model's header to the plan that status pins. Pure.
 
-use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 use splitmodel_api::{ModelSource, PlanStatus, PlannedStage, SplitModel, SplitModelSpec};
 use splitmodel_gguf::ModelFacts;
-use splitmodel_planner::{Device, Plan, plan};
-use splitmodel_topology::Wanted;
+use splitmodel_planner::Plan;
+use splitmodel_topology::{Machines, Placement, PlacementError, Wanted, place};
 
-use crate::devices::{self, Slot};
+use crate::devices::Slot;
 use crate::names;
 use crate::reason::{NotReady, Reason};
 
@@ -44,16 +43,7 @@ pub fn validate(model: &SplitModel) -> Result<Valid, NotReady> {
         ));
     }
     let spec = &model.spec;
-    let again = retry(model).unwrap_or_default();
-    let (secret, authority) = (&spec.model.credentials_secret, &spec.model.ca_config_map);
-    let key = format!("{}\n{secret:?}\n{authority:?}\n{again}", spec.model.source);
-    Ok(Valid { wanted, source, spec_hash: spec_hash(spec), inspect_key: names::short_hash(key.as_bytes()) })
-}
-
-/// What the user last wrote to have things tried again.
-#[must_use]
-pub fn retry(model: &SplitModel) -> Option<String> {
-    model.metadata.annotations.as_ref()?.get(names::RETRY).cloned()
+    Ok(Valid { wanted, source, spec_hash: spec_hash(spec), inspect_key: names::inspect_key(model) })
 }
 
 /// Hash of the fields of a spec that pods are made from. What has its default does not count, so that a new field with a
@@ -102,16 +92,16 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// Plans the model that `facts` describe. `nodes` are those of the cluster, where they may be seen.
+/// Plans the model that `facts` describe. `machines` are those of the cluster, where they may be seen.
 ///
 /// # Errors
 /// [`Reason::NoNode`] or [`Reason::DoesNotFit`], with what is missing, [`Reason::InvalidSpec`], or
 /// [`Reason::InspectFailed`] for facts that cannot be read.
-pub fn make<'a>(
+pub fn make(
     model: &SplitModel,
     valid: &Valid,
     facts: &str,
-    nodes: Option<impl Iterator<Item = &'a Node>>,
+    machines: Option<&Machines<'_>>,
     image: &str,
 ) -> Result<PlanStatus, NotReady> {
     let facts = ModelFacts::from_compact(facts).map_err(|e| {
@@ -119,17 +109,9 @@ pub fn make<'a>(
             format!("what the model's header says cannot be read: {e}; set the annotation {} anew", names::RETRY);
         NotReady::new(Reason::InspectFailed, message)
     })?;
-    let places = devices::slots(&valid.wanted, nodes).map_err(|e| NotReady::new(Reason::NoNode, e.to_string()))?;
-    let devices: Vec<Device> = places.slots.iter().map(|s| s.device.clone()).collect();
-    let made = plan(&facts, &devices, &valid.wanted.options()).map_err(|e| {
-        let mut message = e.to_string();
-        if let Some(gpu) = &valid.wanted.spec.stage(0).gpu {
-            message.push_str(&format!("; a device is {} {}", gpu.count, gpu.resource));
-        }
-        for (node, why) in &places.excluded {
-            message.push_str(&format!("; {node} {why}"));
-        }
-        NotReady::new(Reason::DoesNotFit, message)
+    let Placement { plan: made, places } = place(&valid.wanted, &facts, machines).map_err(|e| {
+        let reason = if matches!(e, PlacementError::NoPlace(_)) { Reason::NoNode } else { Reason::DoesNotFit };
+        NotReady::new(reason, e.to_string())
     })?;
     let mut notes: Vec<String> = made.warnings.iter().map(|w| format!("warning: {w}")).collect();
     notes.extend(made.notes.iter().cloned());
@@ -141,7 +123,7 @@ pub fn make<'a>(
     let mut status = PlanStatus {
         revision: String::new(),
         spec_hash: valid.spec_hash.clone(),
-        retry: retry(model),
+        retry: names::retry(model),
         model_digest: facts.digest,
         image,
         stages,

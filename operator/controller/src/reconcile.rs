@@ -209,7 +209,7 @@ impl Look<'_> {
         before: Option<&PlanStatus>,
     ) -> Result<Result<PlanStatus, NotReady>, ReconcileError> {
         let same_spec = before.filter(|plan| plan.spec_hash == valid.spec_hash);
-        if let Some(pinned) = same_spec.filter(|plan| plan.retry == planning::retry(self.model)) {
+        if let Some(pinned) = same_spec.filter(|plan| plan.retry == names::retry(self.model)) {
             self.end_inspection().await?;
             return Ok(Ok(pinned.clone()));
         }
@@ -218,8 +218,8 @@ impl Look<'_> {
             Err(why) => return Ok(Err(why)),
         };
         let image = same_spec.map_or(&self.context.settings.stage_image, |plan| &plan.image);
-        let nodes = self.observed.nodes.as_ref().map(|nodes| nodes.iter().map(AsRef::as_ref));
-        let plan = planning::make(self.model, valid, &facts, nodes, image);
+        let machines = self.observed.machines();
+        let plan = planning::make(self.model, valid, &facts, machines.as_ref(), image);
         if plan.is_ok() {
             self.end_inspection().await?;
         }
@@ -339,7 +339,7 @@ impl Look<'_> {
 
     /// Stages of a chain that failed too often, until the user wants another try.
     fn given_up(&self, chain: u32, revision: &str) -> BTreeSet<usize> {
-        let retry = planning::retry(self.model).unwrap_or_default();
+        let retry = names::retry(self.model).unwrap_or_default();
         let chains = self.model.status.as_ref().map(|s| s.chains.as_slice()).unwrap_or_default();
         let same = |c: &&ChainStatus| c.index == chain as i32 && c.revision.as_deref() == Some(revision);
         let stages = chains.iter().find(same).map(|c| c.stages.as_slice()).unwrap_or_default();

@@ -23,7 +23,7 @@ use crate::observed::place;
 use crate::reconcile::{Context, ReconcileError, look};
 use crate::settings::Settings;
 use crate::stages::{Stages, Station};
-use crate::world::{self, World};
+use crate::world::{self, Machinery, World};
 
 /// Seconds that a lease holds without being renewed.
 const LEASE_SECONDS: u64 = 15;
@@ -153,12 +153,13 @@ async fn work(context: Arc<Context>, state: &watch::Sender<State>, stop: watch::
     let namespaces = context.settings.namespaces();
     let scopes: Vec<Option<String>> =
         if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
+    let slices = context.settings.cluster_wide() && world::has_slices(&context.client).await;
     let mut tasks = JoinSet::new();
     let mut controllers = Vec::new();
     for scope in &scopes {
         let (wake, woken) = mpsc::channel(1024);
         let (changed, nodes) = mpsc::channel(1);
-        let changed = context.settings.cluster_wide().then_some(changed);
+        let changed = context.settings.cluster_wide().then_some(Machinery { changed, slices });
         let world = World::start(&context.client, scope.as_deref(), &wake, changed, &mut tasks);
         let scope = Arc::new(Scope {
             context: context.clone(),
@@ -235,6 +236,7 @@ async fn reconcile(model: Arc<SplitModel>, scope: Arc<Scope>) -> Result<Action, 
     let context = &scope.context;
     let mut observed = scope.world.observe(&model, Timestamp::now());
     let reference = ObjectRef::from_obj(model.as_ref());
+    let mut divided = None;
     if let Some(owner) = Owner::of(&model) {
         let identity = model.spec.mtls.then(|| context.certificates.client(&owner, observed.now)).flatten();
         let listen = !model.spec.mtls || identity.is_some();
@@ -250,12 +252,14 @@ async fn reconcile(model: Arc<SplitModel>, scope: Arc<Scope>) -> Result<Action, 
             .collect();
         scope.stages.follow(&reference, &stations);
         observed.reported = scope.stages.reported(observed.pods.iter().map(AsRef::as_ref));
+        let chains = 0..model.spec.replicas;
+        divided = chains.filter_map(|chain| scope.stages.unite(&observed, chain, &stations)).min();
     }
     let result = look(&model, &observed, context).await;
     context.metrics.reconciled(begun.elapsed(), result.is_err());
     let again = result?;
     scope.failures().remove(&reference);
-    Ok(Action::requeue(again))
+    Ok(Action::requeue(divided.map_or(again, |time| again.min(time))))
 }
 
 /// Exponential pauses, up to a minute.

@@ -2,19 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use splitmodel_api::SplitModel;
-use splitmodel_control::client::{PemIdentity, StatusStream};
+use splitmodel_control::client::PemIdentity;
 use splitmodel_control::{ClientError, ControlClient, StageStatus};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::certificates::ClientIdentity;
+use crate::ghosts::{Divided, Due, Watch, divided};
 use crate::names::CONTROL_PORT;
+use crate::observed::Observed;
 
 /// Least time between two statuses of a stage.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -51,13 +53,14 @@ pub struct Stages {
     listeners: Mutex<HashMap<String, Listener>>,
     reported: Arc<Mutex<HashMap<String, StageStatus>>>,
     changed: mpsc::Sender<ObjectRef<SplitModel>>,
+    ghosts: Mutex<Watch>,
 }
 
 impl Stages {
     /// A listener that tells `changed` which SplitModels to look at.
     #[must_use]
     pub fn new(changed: mpsc::Sender<ObjectRef<SplitModel>>) -> Self {
-        Self { listeners: Mutex::default(), reported: Arc::default(), changed }
+        Self { listeners: Mutex::default(), reported: Arc::default(), changed, ghosts: Mutex::default() }
     }
 
     /// Listens to `pods`, all there are of the SplitModel of `model`, and to no others of it.
@@ -88,6 +91,24 @@ impl Stages {
     pub fn keep(&self, there: &HashSet<String>) {
         lock(&self.listeners).retain(|uid, _| there.contains(uid));
         lock(&self.reported).retain(|uid, _| there.contains(uid));
+        lock(&self.ghosts).keep(there);
+    }
+
+    /// Has stage 0 form `chain` anew if it serves with a stage that was replaced; returns when to look again, if so.
+    pub fn unite(&self, observed: &Observed, chain: u32, stations: &[(Arc<Pod>, Station)]) -> Option<Duration> {
+        let first = observed.pods_of(chain, 0).first().and_then(|pod| pod.uid())?;
+        let Some(found) = divided(observed, chain) else {
+            lock(&self.ghosts).whole(&first);
+            return None;
+        };
+        let again = match lock(&self.ghosts).see(&found, Instant::now()) {
+            Due::In(time) => return Some(time),
+            Due::Now => Some(PATIENCE),
+        };
+        let (pod, station) = stations.iter().find(|(pod, _)| pod.uid().as_ref() == Some(&found.first))?;
+        let address = running_at(pod)?;
+        tokio::spawn(tell(address, station.clone(), found));
+        again
     }
 
     /// What the stages of these pods said last, by uid.
@@ -118,7 +139,8 @@ async fn listen(
     changed: mpsc::Sender<ObjectRef<SplitModel>>,
 ) {
     loop {
-        match connect(&address, &station).await {
+        let watched = async { connect(&address, &station).await?.watch(INTERVAL).await };
+        match watched.await {
             Ok(mut stream) => {
                 while let Ok(Some(status)) = stream.next().await {
                     let before = lock(&reported).insert(uid.clone(), status.clone());
@@ -139,13 +161,22 @@ fn shown(status: &StageStatus) -> (i32, u64, u64, &str, &str) {
     (status.phase, status.fetched_bytes, status.total_bytes, &status.last_error, &status.activations)
 }
 
-async fn connect(address: &str, station: &Station) -> Result<StatusStream, ClientError> {
-    let mut client = match &station.identity {
+/// Tells stage 0 that one of the others is another by now.
+async fn tell(address: String, station: Station, found: Divided) {
+    let reason = format!("stage {} was replaced, and its former process still answers", found.stage);
+    let told = async { connect(&address, &station).await?.form_again(found.formation, &reason).await };
+    match told.await {
+        Ok(ended) => tracing::info!(address, ended, reason, "stage 0 was told to form the chain anew"),
+        Err(error) => tracing::warn!(address, %error, reason, "stage 0 cannot be told to form the chain anew"),
+    }
+}
+
+async fn connect(address: &str, station: &Station) -> Result<ControlClient, ClientError> {
+    match &station.identity {
         Some(identity) => {
             let pem = PemIdentity { ca: &identity.ca, cert: &identity.cert, key: &identity.key };
-            ControlClient::connect_pem(address, &station.dns, pem, PATIENCE).await?
+            ControlClient::connect_pem(address, &station.dns, pem, PATIENCE).await
         }
-        None => ControlClient::connect(address, PATIENCE).await?,
-    };
-    client.watch(INTERVAL).await
+        None => ControlClient::connect(address, PATIENCE).await,
+    }
 }

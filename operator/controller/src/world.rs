@@ -8,6 +8,8 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::ListParams;
 use kube::core::DynamicObject;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -28,6 +30,26 @@ pub struct World {
     children: Vec<(Kind, Store<DynamicObject>)>,
     pods: Store<Pod>,
     nodes: Option<Store<Node>>,
+    slices: Option<Store<ResourceSlice>>,
+}
+
+/// What is watched beyond namespaces.
+pub struct Machinery {
+    /// Gets a word when plans may be others.
+    pub changed: mpsc::Sender<()>,
+    /// Whether the cluster has slices and they may be read.
+    pub slices: bool,
+}
+
+/// Whether drivers can publish devices here, and the operator may read them.
+pub async fn has_slices(client: &Client) -> bool {
+    match Api::<ResourceSlice>::all(client.clone()).list(&ListParams::default().limit(1)).await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::info!(%error, "ResourceSlices are not read: the memory of GPUs is known by labels and by what is declared");
+            false
+        }
+    }
 }
 
 /// The API of `K` in a namespace, or in all.
@@ -43,14 +65,14 @@ where
 }
 
 impl World {
-    /// Begins to watch; `wake` gets the SplitModel of every child that changes, `nodes` a word when nodes change. The tasks end
-    /// with `tasks`.
+    /// Begins to watch; `wake` gets the SplitModel of every child that changes, `machinery` says
+    /// whether nodes and their devices are, too. The tasks end with `tasks`.
     #[must_use]
     pub fn start(
         client: &Client,
         namespace: Option<&str>,
         wake: &Wake,
-        nodes: Option<mpsc::Sender<()>>,
+        machinery: Option<Machinery>,
         tasks: &mut JoinSet<()>,
     ) -> Self {
         let config = watcher::Config::default().labels(&names::selector());
@@ -69,13 +91,14 @@ impl World {
         let pods = writer.as_reader();
         let api: Api<Pod> = api(client, namespace);
         tasks.spawn(watch_children(watcher(api, config), writer, wake.clone()));
-        let nodes = nodes.map(|changed| {
-            let writer = reflector::store::Writer::default();
-            let nodes = writer.as_reader();
-            tasks.spawn(watch_nodes(client.clone(), writer, changed));
-            nodes
-        });
-        Self { children, pods, nodes }
+        let (mut nodes, mut slices) = (None, None);
+        if let Some(Machinery { changed, slices: has_slices }) = machinery {
+            if has_slices {
+                slices = Some(watch_machines(client, changed.clone(), mark_slice, tasks));
+            }
+            nodes = Some(watch_machines(client, changed, mark_node, tasks));
+        }
+        Self { children, pods, nodes, slices }
     }
 
     /// Resolves when everything there is has been seen.
@@ -87,6 +110,9 @@ impl World {
         let _ = self.pods.wait_until_ready().await;
         if let Some(nodes) = &self.nodes {
             let _ = nodes.wait_until_ready().await;
+        }
+        if let Some(slices) = &self.slices {
+            let _ = slices.wait_until_ready().await;
         }
     }
 
@@ -115,6 +141,7 @@ impl World {
             nodes.sort_by_key(|n| n.name_any());
             nodes
         });
+        observed.slices = self.slices.as_ref().map(Store::state).unwrap_or_default();
         observed
     }
 }
@@ -152,38 +179,57 @@ async fn wake_for<K: Resource>(wake: &Wake, event: Result<K, watcher::Error>) {
     }
 }
 
-/// Tells when something of a node changes that plans depend on; kubelets write their nodes all the time.
-async fn watch_nodes(client: Client, writer: reflector::store::Writer<Node>, changed: mpsc::Sender<()>) {
-    let mut known = std::collections::HashMap::new();
-    let stream =
-        watcher(Api::<Node>::all(client), watcher::Config::default()).default_backoff().modify(forget_managers);
-    let mut stream = pin!(stream.reflect(writer));
-    while let Some(event) = stream.next().await {
-        let news = match event {
-            Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => {
-                let mark = mark(&node);
-                known.insert(node.name_any(), mark) != Some(mark)
+/// Watches all objects of a kind, and tells when something of one changes that plans depend on; kubelets write their nodes all the
+/// time.
+fn watch_machines<K>(
+    client: &Client,
+    changed: mpsc::Sender<()>,
+    mark: fn(&K) -> u64,
+    tasks: &mut JoinSet<()>,
+) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + Sync + 'static,
+{
+    let writer = reflector::store::Writer::default();
+    let store = writer.as_reader();
+    let events = watcher(Api::<K>::all(client.clone()), watcher::Config::default());
+    tasks.spawn(async move {
+        let mut known = std::collections::HashMap::new();
+        let mut stream = pin!(events.default_backoff().modify(forget_managers).reflect(writer));
+        while let Some(event) = stream.next().await {
+            let news = match event {
+                Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                    let mark = mark(&object);
+                    known.insert(object.name_any(), mark) != Some(mark)
+                }
+                Ok(watcher::Event::Delete(object)) => known.remove(&object.name_any()).is_some(),
+                Ok(watcher::Event::Init | watcher::Event::InitDone) => false,
+                Err(error) => {
+                    tracing::warn!(%error, kind = %K::kind(&()), "a watch is interrupted");
+                    false
+                }
+            };
+            if news {
+                // One word that waits is as good as many.
+                let _ = changed.try_send(());
             }
-            Ok(watcher::Event::Delete(node)) => known.remove(&node.name_any()).is_some(),
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => false,
-            Err(error) => {
-                tracing::warn!(%error, "the watch of nodes is interrupted");
-                false
-            }
-        };
-        if news {
-            // One word that waits is as good as many.
-            let _ = changed.try_send(());
         }
-    }
+    });
+    store
 }
 
-fn mark(node: &Node) -> u64 {
+fn mark_node(node: &Node) -> u64 {
     let mut hasher = DefaultHasher::new();
     format!("{:?}", node.metadata.labels).hash(&mut hasher);
     format!("{:?}", node.spec.as_ref().map(|s| (s.unschedulable, &s.taints))).hash(&mut hasher);
     format!("{:?}", node.status.as_ref().and_then(|s| s.allocatable.as_ref())).hash(&mut hasher);
     crate::devices::is_ready(node).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn mark_slice(slice: &ResourceSlice) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{:?}", slice.spec).hash(&mut hasher);
     hasher.finish()
 }
 

@@ -31,6 +31,113 @@ pub enum Command {
     Status(StatusArgs),
     /// Make the links of a running chain slower, for tests and planning.
     Link(LinkArgs),
+    /// The same for a Kubernetes cluster, where `kubectl splitmodel` is short for it.
+    Cluster {
+        /// What to do.
+        #[command(subcommand)]
+        command: ClusterCommand,
+    },
+}
+
+/// SplitModels of a Kubernetes cluster: their chains, plans for its nodes, and a conversation.
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl-splitmodel",
+    bin_name = "kubectl splitmodel",
+    version,
+    max_term_width = 110,
+    arg_required_else_help = true
+)]
+pub struct Plugin {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ClusterCommand,
+}
+
+/// What `kubectl splitmodel` can do.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Draw the chains of a SplitModel: phases, pods, layers, bytes, restarts, tokens per second.
+    Status(ClusterStatusArgs),
+    /// Show which layers and bytes each node would get, or what is missing. Changes nothing.
+    Plan(ClusterPlanArgs),
+    /// Chat with a SplitModel, through a port of this machine that leads to its first stage.
+    Chat(ClusterChatArgs),
+}
+
+/// Which cluster.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Target {
+    /// Namespace [default: that of the context].
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The kubeconfig [default: those of $KUBECONFIG, else ~/.kube/config].
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// `kubectl splitmodel status`.
+#[derive(Debug, Args)]
+pub struct ClusterStatusArgs {
+    /// The SplitModel [default: all of the namespace].
+    #[arg(value_parser = object_name)]
+    pub name: Option<String>,
+    /// Where it is.
+    #[command(flatten)]
+    pub target: Target,
+    /// All SplitModels of all namespaces.
+    #[arg(short = 'A', long, conflicts_with_all = ["name", "namespace"])]
+    pub all_namespaces: bool,
+    /// Draw again every two seconds, until Ctrl-C.
+    #[arg(short, long)]
+    pub watch: bool,
+}
+
+/// `kubectl splitmodel plan`.
+#[derive(Debug, Args)]
+pub struct ClusterPlanArgs {
+    /// The SplitModel manifest (YAML).
+    #[arg(short, long = "filename", value_name = "FILE")]
+    pub file: PathBuf,
+    /// Which cluster.
+    #[command(flatten)]
+    pub target: Target,
+    /// The model's GGUF file, or what `splitmodel-stage inspect` wrote of it [default: a source that is a file of this machine,
+    /// else what the operator read of the SplitModel of that name].
+    #[arg(long, value_name = "FILE")]
+    pub facts: Option<PathBuf>,
+    /// Number of stages, instead of what the manifest says.
+    #[arg(long, value_name = "N")]
+    pub stages: Option<u32>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kubectl splitmodel chat`.
+#[derive(Debug, Args)]
+pub struct ClusterChatArgs {
+    /// The SplitModel.
+    #[arg(value_parser = object_name)]
+    pub name: String,
+    /// Where it is.
+    #[command(flatten)]
+    pub target: Target,
+    /// How to talk.
+    #[command(flatten)]
+    pub chat: ChatOptions,
+}
+
+/// A name of an object, safe in a path.
+fn object_name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    if text.is_empty() || text.len() > 253 || !text.chars().all(fits) || text.starts_with(['.', '-']) {
+        return Err("names have lower-case letters, digits, '-' and '.' only".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// Shape of the stages' log lines.
@@ -136,6 +243,14 @@ pub struct ChatArgs {
     /// Address of the API.
     #[arg(long, default_value = "http://127.0.0.1:8000", env = "SPLITMODEL_URL")]
     pub url: String,
+    /// How to talk.
+    #[command(flatten)]
+    pub chat: ChatOptions,
+}
+
+/// How to talk with a model.
+#[derive(Debug, Args)]
+pub struct ChatOptions {
     /// Model to ask for [default: the first that the server lists].
     #[arg(long)]
     pub model: Option<String>,

@@ -5,7 +5,7 @@ use reqwest::{Client, RequestBuilder, Url};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::args::ChatArgs;
+use crate::args::{ChatArgs, ChatOptions};
 use crate::error::CliError;
 use crate::sse::Events;
 use crate::{http, ui};
@@ -13,13 +13,21 @@ use crate::{http, ui};
 /// Bytes of an answer that is no stream.
 const MAX_BODY: usize = 1 << 20;
 
-/// Talks until the input ends. On a terminal, an error ends the turn only; otherwise it ends the command.
+/// `splitmodel chat`.
+///
+/// # Errors
+/// As [`talk`].
+pub async fn run(args: ChatArgs) -> Result<(), CliError> {
+    talk(&args.url, args.chat).await
+}
+
+/// Talks with the API at `url` until the input ends. On a terminal, an error ends the turn only; otherwise it ends the command.
 ///
 /// # Errors
 /// [`CliError`].
-pub async fn run(args: ChatArgs) -> Result<(), CliError> {
+pub async fn talk(url: &str, options: ChatOptions) -> Result<(), CliError> {
     let interactive = std::io::stdin().is_terminal();
-    let mut chat = Chat::open(args).await?;
+    let mut chat = Chat::open(url, options).await?;
     if interactive {
         ui::note(&format!("{} at {}; /reset starts anew, /exit ends", chat.model, chat.base));
     }
@@ -65,26 +73,26 @@ struct Chat {
     base: Url,
     url: Url,
     model: String,
-    args: ChatArgs,
+    options: ChatOptions,
     messages: Vec<Value>,
 }
 
 impl Chat {
-    async fn open(args: ChatArgs) -> Result<Self, CliError> {
-        let base = http::base(&args.url)?;
+    async fn open(url: &str, options: ChatOptions) -> Result<Self, CliError> {
+        let base = http::base(url)?;
         let client = http::client(&base)?;
         let url = http::join(&base, "v1/chat/completions")?;
-        let model = match &args.model {
+        let model = match &options.model {
             Some(model) => model.clone(),
-            None => first_model(&client, &http::join(&base, "v1/models")?, args.api_key.as_deref()).await?,
+            None => first_model(&client, &http::join(&base, "v1/models")?, options.api_key.as_deref()).await?,
         };
-        let mut chat = Self { client, base, url, model, args, messages: Vec::new() };
+        let mut chat = Self { client, base, url, model, options, messages: Vec::new() };
         chat.reset();
         Ok(chat)
     }
 
     fn reset(&mut self) {
-        self.messages = self.args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
+        self.messages = self.options.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
     }
 
     /// Takes back a message that got no whole answer, so that the roles keep alternating.
@@ -111,13 +119,13 @@ impl Chat {
     /// Streams one answer to standard output and returns it.
     async fn answer(&self) -> Result<String, CliError> {
         let mut body = json!({"model": self.model, "messages": self.messages, "stream": true});
-        if let Some(n) = self.args.max_tokens {
+        if let Some(n) = self.options.max_tokens {
             body["max_tokens"] = json!(n);
         }
-        if let Some(t) = self.args.temperature {
+        if let Some(t) = self.options.temperature {
             body["temperature"] = json!(t);
         }
-        let request = with_key(self.client.post(self.url.clone()), self.args.api_key.as_deref());
+        let request = with_key(self.client.post(self.url.clone()), self.options.api_key.as_deref());
         let mut response = request.json(&body).send().await.map_err(|e| http::api_error(&self.url, &e))?;
         let status = response.status();
         if !status.is_success() {

@@ -101,6 +101,9 @@ pub enum CliError {
         /// What went wrong, and the remedy.
         message: String,
     },
+    /// The cluster was no help.
+    #[error(transparent)]
+    Cluster(#[from] Box<crate::cluster::ClusterError>),
     /// Something of the operating system failed.
     #[error("cannot {action}: {source}")]
     System {
@@ -109,6 +112,12 @@ pub enum CliError {
         /// Why not.
         source: std::io::Error,
     },
+}
+
+impl From<crate::cluster::ClusterError> for CliError {
+    fn from(error: crate::cluster::ClusterError) -> Self {
+        Self::Cluster(Box::new(error))
+    }
 }
 
 impl CliError {

@@ -1,8 +1,9 @@
-//! The splitmodel command: up, plan, slice, chat, status, link.
+//! The splitmodel command: up, plan, slice, chat, status, link, cluster; and `kubectl splitmodel`, which is the last of them.
 //!
 //! Nothing here links llama.cpp: stages are processes of their own.
 pub mod args;
 pub mod chat;
+pub mod cluster;
 pub mod error;
 pub mod http;
 pub mod link;
@@ -14,6 +15,9 @@ pub mod sse;
 pub mod status;
 pub mod ui;
 pub mod up;
+
+use std::future::Future;
+use std::process::ExitCode;
 
 use args::{Cli, Command};
 use error::CliError;
@@ -30,5 +34,27 @@ pub async fn run(cli: Cli) -> Result<(), CliError> {
         Command::Chat(args) => chat::run(args).await,
         Command::Status(args) => status::run(args).await,
         Command::Link(args) => link::run(args).await,
+        Command::Cluster { command } => cluster::run(command).await,
+    }
+}
+
+/// Runs a program to its end and tells the user how it failed.
+pub fn execute(program: impl Future<Output = Result<(), CliError>>) -> ExitCode {
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            ui::note(&format!("error: cannot start threads: {e}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(program);
+    // A blocked read of the terminal must not hold up the end.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            ui::note(&format!("error: {error}"));
+            ExitCode::FAILURE
+        }
     }
 }

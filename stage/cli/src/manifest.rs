@@ -11,40 +11,64 @@ use crate::error::CliError;
 /// Largest manifest worth reading, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads and checks the manifest `file`; also the file that its source means on this machine, absolute.
+/// Reads and checks the manifest `file`.
 ///
 /// # Errors
-/// [`CliError::File`], [`CliError::Manifest`] with every problem, or [`CliError::Model`] for a source that is not on this
-/// machine.
-pub fn load(file: &Path) -> Result<(Wanted, PathBuf), CliError> {
+/// [`CliError::File`], or [`CliError::Manifest`] with every problem.
+pub fn read(file: &Path) -> Result<SplitModel, CliError> {
     let length = std::fs::metadata(file).map_err(CliError::file("read", file))?.len();
-    let wrong = |message: String| CliError::Manifest { path: file.to_owned(), message };
     if length > MAX_BYTES {
-        return Err(wrong(format!("has {length} bytes, too many for a manifest; is this the right file?")));
+        return Err(wrong(file, format!("has {length} bytes, too many for a manifest; is this the right file?")));
     }
     // Devices and pipes have no length of their own.
     let mut text = String::new();
     let opened = std::fs::File::open(file).map_err(CliError::file("read", file))?;
     opened.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(CliError::file("read", file))?;
     if text.len() as u64 > MAX_BYTES {
-        return Err(wrong(format!(
-            "has more than {MAX_BYTES} bytes, too many for a manifest; is this the right file?"
-        )));
+        let message = format!("has more than {MAX_BYTES} bytes, too many for a manifest; is this the right file?");
+        return Err(wrong(file, message));
     }
-    let model = SplitModel::from_yaml(&text).map_err(|e| wrong(e.to_string()))?;
-    let source = model.source().map_err(|e| wrong(format!("spec.model.source {e}")))?;
+    SplitModel::from_yaml(&text).map_err(|e| wrong(file, e.to_string()))
+}
+
+fn wrong(file: &Path, message: String) -> CliError {
+    CliError::Manifest { path: file.to_owned(), message }
+}
+
+/// What `model` of the manifest `file` asks for.
+///
+/// # Errors
+/// [`CliError::Manifest`].
+pub fn wanted(model: &SplitModel, file: &Path) -> Result<Wanted, CliError> {
+    Wanted::new(model).map_err(|e| wrong(file, e.to_string()))
+}
+
+/// The file that the source of `model` means on this machine, absolute, if it means one; relative to the manifest `file`.
+///
+/// # Errors
+/// [`CliError::Manifest`] or [`CliError::File`].
+pub fn local_source(model: &SplitModel, file: &Path) -> Result<Option<PathBuf>, CliError> {
+    let source = model.source().map_err(|e| wrong(file, format!("spec.model.source {e}")))?;
     let absolute = std::path::absolute(file).map_err(CliError::file("find", file))?;
-    let Some(path) = source.local_path(absolute.parent().unwrap_or(Path::new("/"))) else {
+    Ok(source.local_path(absolute.parent().unwrap_or(Path::new("/"))))
+}
+
+/// Reads and checks the manifest `file`; also the file that its source means on this machine, absolute.
+///
+/// # Errors
+/// [`CliError::File`], [`CliError::Manifest`] with every problem, or [`CliError::Model`] for a source that is not on this
+/// machine.
+pub fn load(file: &Path) -> Result<(Wanted, PathBuf), CliError> {
+    let model = read(file)?;
+    let Some(path) = local_source(&model, file)? else {
+        let source = &model.spec.model.source;
+        let scheme = source.split("://").next().unwrap_or_default();
         return Err(CliError::Model {
-            model: model.spec.model.source.clone(),
-            message: format!(
-                "{}:// works in a cluster; here, bring the file and write its path as file://path",
-                source.scheme()
-            ),
+            model: source.clone(),
+            message: format!("{scheme}:// works in a cluster; here, bring the file and write its path as file://path"),
         });
     };
-    let wanted = Wanted::new(&model).map_err(|e| wrong(e.to_string()))?;
-    Ok((wanted, path))
+    Ok((wanted(&model, file)?, path))
 }
 
 /// Makes it `stages` stages.

@@ -20,8 +20,6 @@ const HERE: &str = "this machine";
 pub struct Planned {
     /// What the manifest asks for.
     pub wanted: Wanted,
-    /// Its file, absolute.
-    pub path: PathBuf,
     /// The model.
     pub facts: ModelFacts,
     /// The stages.
@@ -39,11 +37,11 @@ pub enum Devices {
     Given(Vec<Device>),
 }
 
-/// Reads the manifest `file`, opens its model and plans; `stages` overrides the manifest.
+/// Reads the manifest `file`, opens its model, which is at the path that is returned, and plans; `stages` overrides the manifest.
 ///
 /// # Errors
 /// [`CliError`]: the manifest's field, the model's file, or the stage that does not fit.
-pub fn prepare(file: &Path, stages: Option<u32>, devices: Devices) -> Result<Planned, CliError> {
+pub fn prepare(file: &Path, stages: Option<u32>, devices: Devices) -> Result<(Planned, PathBuf), CliError> {
     let (mut wanted, path) = manifest::load(file)?;
     if let Some(stages) = stages {
         manifest::override_stages(&mut wanted, stages)?;
@@ -56,7 +54,7 @@ pub fn prepare(file: &Path, stages: Option<u32>, devices: Devices) -> Result<Pla
         Devices::Given(devices) => devices,
     };
     let plan = plan(&facts, &devices, &wanted.options()).map_err(|e| CliError::Plan(e.to_string()))?;
-    Ok(Planned { wanted, path, facts, plan })
+    Ok((Planned { wanted, facts, plan }, path))
 }
 
 /// Opens the model at `path`; `source` is how the user wrote it.
@@ -67,7 +65,11 @@ pub fn open_model(path: &Path, source: &str) -> Result<Model, CliError> {
     Model::open(path).map_err(|e| CliError::Model { model: source.to_owned(), message: e.to_string() })
 }
 
-fn facts(model: &Model, source: &str) -> Result<ModelFacts, CliError> {
+/// What planning needs of a model; `source` is how the user wrote it.
+///
+/// # Errors
+/// [`CliError::Model`].
+pub fn facts(model: &Model, source: &str) -> Result<ModelFacts, CliError> {
     model.facts().map_err(|e| CliError::Model { model: source.to_owned(), message: e.to_string() })
 }
 
@@ -109,6 +111,29 @@ impl Planned {
             spec.context_length,
             self.plan.to_string().trim_end()
         )
+    }
+
+    /// Prints the table, or JSON.
+    ///
+    /// # Errors
+    /// [`CliError::Plan`] for a number that JSON does not have.
+    pub fn print(&self, json: bool) -> Result<(), CliError> {
+        if !json {
+            ui::line(&self.table());
+            return Ok(());
+        }
+        let f = &self.facts;
+        let model = ModelFactsShort {
+            source: &self.wanted.spec.model.source,
+            arch: &f.arch,
+            name: &f.name,
+            digest: &f.digest,
+            n_layers: f.n_layers,
+            n_embd: f.n_embd,
+        };
+        let json = Json { name: &self.wanted.name, model: &model, plan: &self.plan };
+        ui::line(&serde_json::to_string_pretty(&json).map_err(|e| CliError::Plan(e.to_string()))?);
+        Ok(())
     }
 
     /// A warning if the stages together need more than the `available` bytes of this machine.
@@ -160,23 +185,7 @@ struct ModelFactsShort<'a> {
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     let devices = args.device.iter().map(|d| parse_device(d)).collect::<Result<Vec<_>, _>>()?;
     let devices = if devices.is_empty() { Devices::Declared } else { Devices::Given(devices) };
-    let planned = prepare(&args.file, args.stages, devices)?;
-    if args.json {
-        let f = &planned.facts;
-        let model = ModelFactsShort {
-            source: &planned.wanted.spec.model.source,
-            arch: &f.arch,
-            name: &f.name,
-            digest: &f.digest,
-            n_layers: f.n_layers,
-            n_embd: f.n_embd,
-        };
-        let json = Json { name: &planned.wanted.name, model: &model, plan: &planned.plan };
-        ui::line(&serde_json::to_string_pretty(&json).map_err(|e| CliError::Plan(e.to_string()))?);
-    } else {
-        ui::line(&planned.table());
-    }
-    Ok(())
+    prepare(&args.file, args.stages, devices)?.0.print(args.json)
 }
 
 /// `name=memory`, with memory as Kubernetes writes it.

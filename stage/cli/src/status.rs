@@ -88,7 +88,7 @@ fn table(addresses: &[String], answers: &[Answer]) -> String {
                     format!("{}+{}", s.prompt_tokens, s.generated_tokens),
                     format!("{}s", s.uptime_ms / 1000),
                     address.clone(),
-                    s.last_error.replace(char::is_control, " "),
+                    ui::plain(&s.last_error),
                 ]
             }
             Err(_) => {

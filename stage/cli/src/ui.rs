@@ -34,6 +34,12 @@ pub fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
+/// Text of others without what a terminal would obey.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
 /// Lines up `rows` under `head`, two blanks apart, without trailing blanks.
 #[must_use]
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
@@ -70,6 +76,11 @@ mod tests {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes((1 << 30) - 1), "1023.9 MiB");
         assert_eq!(bytes(u64::MAX), "16777215.9 TiB");
+    }
+
+    #[test]
+    fn what_others_say_commands_no_terminal() {
+        assert_eq!(plain("a\n\u{1b}[2Jb\u{9b}c"), "a  [2Jb c");
     }
 
     #[test]

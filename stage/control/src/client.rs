@@ -7,7 +7,8 @@ use tonic::{Code, Streaming};
 use crate::config::TlsConfig;
 use crate::proto::stage_control_client::StageControlClient;
 use crate::proto::{
-    DrainRequest, GetStatusRequest, ProbeChainRequest, SetWireConditioningRequest, StageStatus, WatchStatusRequest,
+    DrainRequest, FormAgainRequest, GetStatusRequest, ProbeChainRequest, SetWireConditioningRequest, StageStatus,
+    WatchStatusRequest,
 };
 use crate::service::Conditioning;
 use crate::tls::{TlsError, client_tls};
@@ -186,6 +187,15 @@ impl ControlClient {
         let call = self.inner.probe_chain(ProbeChainRequest {});
         let answer = finish(&self.address, "ProbeChain", self.timeout, call).await?;
         Ok(Duration::from_micros(answer.round_trip_us))
+    }
+
+    /// Ends `formation` (stage 0 only), so that the chain forms anew; says whether the chain still had it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn form_again(&mut self, formation: u64, reason: &str) -> Result<bool, ClientError> {
+        let call = self.inner.form_again(FormAgainRequest { formation, reason: reason.to_owned() });
+        Ok(finish(&self.address, "FormAgain", self.timeout, call).await?.ended)
     }
 
     /// Sets what is injected into the stage's downstream link. A delay above 2³² µs counts as that.

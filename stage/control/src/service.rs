@@ -13,8 +13,8 @@ use tonic::{Request, Response, Status};
 
 use crate::proto::stage_control_server::{StageControl, StageControlServer};
 use crate::proto::{
-    DrainRequest, DrainResponse, GetStatusRequest, ProbeChainRequest, ProbeChainResponse, SetWireConditioningRequest,
-    SetWireConditioningResponse, StageStatus, WatchStatusRequest,
+    DrainRequest, DrainResponse, FormAgainRequest, FormAgainResponse, GetStatusRequest, ProbeChainRequest,
+    ProbeChainResponse, SetWireConditioningRequest, SetWireConditioningResponse, StageStatus, WatchStatusRequest,
 };
 use crate::status::StatusHub;
 use crate::tls::{ServeError, incoming};
@@ -67,6 +67,9 @@ pub trait ControlHandler: Send + Sync + 'static {
 
     /// Sends a probe through the chain and returns its round trip.
     fn probe(&self) -> impl Future<Output = Result<Duration, HandlerError>> + Send;
+
+    /// Ends `formation` if the chain still has it; says whether it did.
+    fn form_again(&self, formation: u64, reason: String) -> impl Future<Output = Result<bool, HandlerError>> + Send;
 
     /// Sets what is injected into the downstream link from the next message on.
     fn set_conditioning(&self, conditioning: Conditioning) -> impl Future<Output = Result<(), HandlerError>> + Send;
@@ -164,6 +167,12 @@ impl<H: ControlHandler> StageControl for ControlService<H> {
         let round_trip = self.handler.probe().await?;
         let round_trip_us = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
         Ok(Response::new(ProbeChainResponse { round_trip_us }))
+    }
+
+    async fn form_again(&self, request: Request<FormAgainRequest>) -> Result<Response<FormAgainResponse>, Status> {
+        let FormAgainRequest { formation, reason } = request.into_inner();
+        let ended = self.handler.form_again(formation, reason).await?;
+        Ok(Response::new(FormAgainResponse { ended }))
     }
 
     async fn set_wire_conditioning(

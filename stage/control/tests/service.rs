@@ -31,6 +31,11 @@ impl ControlHandler for Fake {
         if self.first { Ok(Duration::from_micros(1234)) } else { Err(HandlerError::Unsupported("not stage 0".into())) }
     }
 
+    async fn form_again(&self, formation: u64, reason: String) -> Result<bool, HandlerError> {
+        self.told.lock().unwrap().push(format!("form again after {formation}: {reason}"));
+        Ok(formation == 7)
+    }
+
     async fn set_conditioning(&self, conditioning: Conditioning) -> Result<(), HandlerError> {
         self.told.lock().unwrap().push(format!("{conditioning:?}"));
         Ok(())
@@ -124,9 +129,17 @@ async fn orders_reach_the_handler() {
     let conditioning = Conditioning { delay: Duration::from_micros(70), bytes_per_second: 1 << 33 };
     client.set_conditioning(conditioning).await.unwrap();
     assert_eq!(client.probe().await.unwrap(), Duration::from_micros(1234));
+    assert!(client.form_again(7, "stage 1 moved").await.unwrap());
+    assert!(!client.form_again(6, "late").await.unwrap());
     assert_eq!(
         *stage.handler.told.lock().unwrap(),
-        ["drain None".to_owned(), "drain Some(1.5s)".to_owned(), format!("{conditioning:?}")]
+        [
+            "drain None".to_owned(),
+            "drain Some(1.5s)".to_owned(),
+            format!("{conditioning:?}"),
+            "form again after 7: stage 1 moved".to_owned(),
+            "form again after 6: late".to_owned(),
+        ]
     );
 }
 

@@ -25,6 +25,9 @@ impl ControlHandler for Nothing {
     async fn probe(&self) -> Result<Duration, HandlerError> {
         Err(HandlerError::Unavailable("no chain".into()))
     }
+    async fn form_again(&self, _: u64, _: String) -> Result<bool, HandlerError> {
+        Ok(false)
+    }
     async fn set_conditioning(&self, _: Conditioning) -> Result<(), HandlerError> {
         Ok(())
     }

@@ -148,6 +148,31 @@ fn ghosts_of_old_formations_stay_out() {
     assert!(format!("{seen:?}").len() < 8192);
 }
 
+#[test]
+fn an_older_stage_0_does_not_displace_a_newer_one_while_that_holds_the_stage() {
+    let mut seen = Formations::default();
+    let (older, newer) = (InstanceId(1 << 80), InstanceId(2 << 80));
+    seen.admit(older, 1).unwrap();
+    seen.hold(Some(older));
+    seen.admit(newer, 1).unwrap();
+    seen.hold(Some(newer));
+    let refusal = seen.admit(older, 2).unwrap_err();
+    assert_eq!((refusal.code, refusal.field.as_str()), (RefusalCode::Formation, "root"));
+    assert_eq!((refusal.ours, refusal.theirs), (newer.to_string(), older.to_string()));
+    seen.admit(newer, 2).unwrap();
+    seen.hold(None);
+    seen.admit(older, 2).unwrap();
+}
+
+#[test]
+fn ids_are_in_the_order_of_their_making() {
+    let earlier = InstanceId::now().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    let later = InstanceId::now().unwrap();
+    assert!(earlier < later, "{earlier} {later}");
+    assert_ne!(earlier.0 << 48, later.0 << 48);
+}
+
 fn hello(bytes: &[u8]) -> Result<Hello, LinkError> {
     fuzz::ready(read_hello(&mut &*bytes))
 }
@@ -223,7 +248,7 @@ fn documents_have_a_limit() {
 
 #[test]
 fn instances_are_random() {
-    let (a, b) = (InstanceId::random().unwrap(), InstanceId::random().unwrap());
+    let (a, b) = (InstanceId::now().unwrap(), InstanceId::now().unwrap());
     assert_ne!(a, b);
     assert_eq!(a.to_string().len(), 32);
 }

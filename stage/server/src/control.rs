@@ -31,6 +31,10 @@ impl Handler {
     pub fn set_coordinator(&self, coordinator: Arc<Coordinator>) {
         let _ = self.coordinator.set(coordinator); // set once, at the start
     }
+
+    fn coordinator(&self, otherwise: &str) -> Result<&Arc<Coordinator>, HandlerError> {
+        self.coordinator.get().ok_or_else(|| HandlerError::Unsupported(otherwise.to_owned()))
+    }
 }
 
 impl ControlHandler for Handler {
@@ -40,10 +44,7 @@ impl ControlHandler for Handler {
     }
 
     async fn probe(&self) -> Result<Duration, HandlerError> {
-        let Some(coordinator) = self.coordinator.get() else {
-            let why = "probes start at stage 0, once it is loaded";
-            return Err(HandlerError::Unsupported(why.to_owned()));
-        };
+        let coordinator = self.coordinator("probes start at stage 0, once it is loaded")?;
         let broken = || HandlerError::Unavailable("the chain is not formed".to_owned());
         let answer = coordinator.probe().ok_or_else(broken)?;
         match tokio::time::timeout(PROBE_DEADLINE, answer).await {
@@ -51,6 +52,11 @@ impl ControlHandler for Handler {
             Ok(Err(_)) => Err(broken()),
             Err(_) => Err(HandlerError::Timeout(format!("no answer from the chain in {PROBE_DEADLINE:?}"))),
         }
+    }
+
+    async fn form_again(&self, formation: u64, reason: String) -> Result<bool, HandlerError> {
+        let coordinator = self.coordinator("stage 0 forms the chain, once it is loaded")?;
+        Ok(coordinator.form_again(formation, &reason))
     }
 
     async fn set_conditioning(&self, ordered: Ordered) -> Result<(), HandlerError> {

@@ -279,6 +279,15 @@ impl Coordinator {
         self.changed.send_if_modified(|r| std::mem::replace(r, false));
     }
 
+    /// Ends `formation` if it is the one that runs; says whether it is. A chain of one has no links to form.
+    pub fn form_again(&self, formation: u64, reason: &str) -> bool {
+        let inner = self.lock();
+        let runs = inner.down.is_some() && inner.formation == formation;
+        let Some(break_chain) = inner.break_chain.as_ref().filter(|_| runs) else { return false };
+        break_chain(format!("told to form anew: {reason}"));
+        true
+    }
+
     /// An answer of the last stage.
     pub fn answered(&self, formation: u64, predictions: Predictions) {
         let mut inner = self.lock();

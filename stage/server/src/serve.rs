@@ -163,7 +163,7 @@ type Loading = oneshot::Receiver<Result<Loaded, LoadError>>;
 
 impl Stage {
     fn new(config: StageConfig, queue: EngineQueue) -> Result<(Self, Option<Flush>), ServeError> {
-        let instance = InstanceId::random().map_err(system("an instance id"))?;
+        let instance = InstanceId::now().map_err(system("an instance id"))?;
         let tls = wiring::certificates(&config)?;
         let status = StatusHub::new(StageStatus {
             chain: config.chain.clone(),

@@ -275,10 +275,10 @@ impl Wiring {
         let field = if self.config.is_last() { "link.return" } else { "link.downstream" };
         let next = next.clone().ok_or(WiringError::Address(field))?;
         let listener = self.listen().await?;
-        let seen = std::sync::Mutex::new(Formations::default());
-        let this = Arc::clone(&self);
+        let seen = Arc::new(std::sync::Mutex::new(Formations::default()));
+        let (this, admitted) = (Arc::clone(&self), Arc::clone(&seen));
         let decide = move |theirs: &Setup| {
-            let mut seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut seen = admitted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             seen.admit(theirs.root, theirs.formation)?;
             Ok(this.answer(this.setup(Role::Data, theirs.formation, theirs.root), theirs))
         };
@@ -295,11 +295,14 @@ impl Wiring {
                 },
             };
             let Some((connection, agreed)) = upstream else { break };
+            let hold = |root| seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).hold(root);
+            hold(Some(agreed.theirs.root));
             // A newer formation ends the one that runs: its upstream has given it up.
             tokio::select! {
                 why = self.serve_formation(connection, &agreed, &next) => self.show_break(&why, true),
                 newer = upstreams.recv() => waiting = newer,
             }
+            hold(None);
             self.queue.detach(agreed.theirs.formation);
         }
         accepting.abort();

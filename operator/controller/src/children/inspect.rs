@@ -10,11 +10,6 @@ use super::{Child, Kind, Owner, pod};
 use crate::names;
 use crate::settings::Settings;
 
-/// Key of the ConfigMap.
-const FACTS: &str = "facts";
-/// What it was read from.
-const KEY: &str = "key";
-
 /// The pod that reads the header of `source` and writes what it says into its termination message. `key` names what is read.
 #[must_use]
 pub fn inspect_pod(
@@ -64,7 +59,7 @@ pub fn inspect_pod(
 /// The ConfigMap that keeps what the header says.
 #[must_use]
 pub fn facts(owner: &Owner, key: &str, facts: &str) -> Child {
-    let content = json!({"data": {FACTS: facts, KEY: key}});
+    let content = json!({"data": {names::FACTS: facts, names::FACTS_KEY: key}});
     Child::new(Kind::ConfigMap, owner, names::facts(&owner.name), names::labels(&owner.name), content)
 }
 
@@ -72,7 +67,7 @@ pub fn facts(owner: &Owner, key: &str, facts: &str) -> Child {
 #[must_use]
 pub fn read_facts<'a>(map: &'a DynamicObject, key: &str) -> Option<&'a str> {
     let data = map.data.get("data")?;
-    (data.get(KEY)?.as_str()? == key).then(|| data.get(FACTS)?.as_str()).flatten()
+    (data.get(names::FACTS_KEY)?.as_str()? == key).then(|| data.get(names::FACTS)?.as_str()).flatten()
 }
 
 /// The termination message of a pod's only container, and its exit code.

@@ -10,7 +10,6 @@ use kube::ResourceExt as _;
 use crate::children::Owner;
 use crate::names;
 use crate::observed::Observed;
-use crate::planning;
 use crate::reason::{NotReady, Reason};
 use crate::rollout::{Act, ChainView};
 use conditions::{Say, condition};
@@ -214,7 +213,7 @@ fn chain(
     let plan = situation.plan.filter(|plan| revision.as_ref().is_none_or(|r| *r == plan.revision));
     let same = former.is_some_and(|f| f.revision == revision);
     let count = plan.map_or(view.sets.len(), |p| p.stages.len());
-    let retry = planning::retry(model).unwrap_or_default();
+    let retry = names::retry(model).unwrap_or_default();
     let mut why = Vec::new();
     let stages: Vec<StageStatus> = (0..count)
         .map(|stage| {

@@ -199,12 +199,45 @@ fn fatal_lines(ended: &ContainerStateTerminated) -> Vec<String> {
         .take(LINES)
         .map(|line| line.chars().take(LINE).collect())
         .collect();
-    let reason = ended.reason.as_deref().unwrap_or_default();
-    if reason == "OOMKilled" {
+    // What ends a process from outside leaves no line of its own; the kubelet then gives the last ones of the log.
+    if ended.reason.as_deref() == Some("OOMKilled") {
         lines.insert(
             0,
             "OOMKilled: it used more memory than its limit; raise memory, or lower contextLength or parallel".into(),
         );
+    } else if let Some(signal) = ended.signal.or_else(|| Some(ended.exit_code - 128).filter(|s| (1..=64).contains(s))) {
+        let name = match signal {
+            4 => " (SIGILL: the processor lacks an instruction that the program uses)",
+            6 => " (SIGABRT)",
+            7 => " (SIGBUS: a file it reads became shorter, or shared memory is full)",
+            9 => " (SIGKILL: from the node or from somebody on it)",
+            11 => " (SIGSEGV)",
+            15 => " (SIGTERM)",
+            _ => "",
+        };
+        let more = if lines.is_empty() { "" } else { "; its last lines follow" };
+        lines.insert(0, format!("it was ended by signal {signal}{name}{more}"));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_a_process_from_outside_comes_first() {
+        let ended = |exit_code, reason: &str, message: &str| {
+            let (reason, message) = (Some(reason.to_owned()), Some(message.to_owned()));
+            fatal_lines(&ContainerStateTerminated { exit_code, reason, message, ..ContainerStateTerminated::default() })
+        };
+        assert_eq!(ended(1, "Error", "no model\n\nat all\n"), ["no model", "at all"]);
+        let killed = ended(137, "Error", "INFO the links are up");
+        assert!(killed[0].contains("signal 9 (SIGKILL") && killed[0].ends_with("its last lines follow"), "{killed:?}");
+        assert_eq!(killed[1..], ["INFO the links are up"]);
+        assert_eq!(ended(139, "Error", ""), ["it was ended by signal 11 (SIGSEGV)"]);
+        let out_of_memory = ended(137, "OOMKilled", "");
+        assert!(out_of_memory[0].contains("raise memory") && out_of_memory.len() == 1, "{out_of_memory:?}");
+        assert_eq!(ended(255, "Error", ""), Vec::<String>::new());
+    }
 }

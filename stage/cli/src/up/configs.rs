@@ -14,6 +14,8 @@ use crate::planning::Planned;
 /// What a local run adds to the manifest.
 #[derive(Clone, Debug)]
 pub struct Local {
+    /// The model's file, absolute.
+    pub model: PathBuf,
     /// Where the API listens.
     pub api: SocketAddr,
     /// Directory of slices.
@@ -52,7 +54,7 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
     let site = Site {
         chain: format!("{}-0", planned.wanted.name),
         model: ModelConfig {
-            source: planned.path.display().to_string(),
+            source: local.model.display().to_string(),
             digest: Some(planned.facts.digest.clone()),
             credentials: None,
         },
@@ -106,11 +108,12 @@ mod tests {
         let head = "apiVersion: splitmodel.dev/v1alpha1\nkind: SplitModel\nmetadata: { name: tiny }\nspec:";
         let source = dir.join("t.gguf").display().to_string();
         std::fs::write(&file, format!("{head}\n  model: {{ source: 'file://{source}' }}\n{spec}")).unwrap();
-        planning::prepare(&file, None, Devices::Here).unwrap()
+        planning::prepare(&file, None, Devices::Here).unwrap().0
     }
 
     fn local() -> Local {
         Local {
+            model: "/models/t.gguf".into(),
             api: "127.0.0.1:8000".parse().unwrap(),
             cache: "/state/slices".into(),
             threads: Some(2),

@@ -46,7 +46,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     // Reading a large model's header takes a while; Ctrl-C must not.
     let (file, stages) = (args.file.clone(), args.stages);
     let planning = tokio::task::spawn_blocking(move || planning::prepare(&file, stages, Devices::Here));
-    let planned = tokio::select! {
+    let (planned, model) = tokio::select! {
         planned = planning => planned.map_err(|e| CliError::Plan(format!("planning was cut short: {e}")))??,
         () = signals.next() => return Ok(()),
     };
@@ -55,7 +55,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         ui::note(&warning);
     }
     check_keys(&args, &planned)?;
-    let local = local(&args, api, &state)?;
+    let local = local(&args, api, &state, model)?;
     let mut run = RunDir::create(&state, &planned.wanted.name)?;
     let setup = Setup { args: &args, planned: &planned, local: &local, binary: &binary };
     for _ in 0..PORT_TRIES {
@@ -103,7 +103,7 @@ fn check_keys(args: &UpArgs, planned: &Planned) -> Result<(), CliError> {
     Ok(())
 }
 
-fn local(args: &UpArgs, api: SocketAddr, state: &Path) -> Result<Local, CliError> {
+fn local(args: &UpArgs, api: SocketAddr, state: &Path, model: PathBuf) -> Result<Local, CliError> {
     let schedules = match &args.schedule_log {
         Some(dir) => {
             std::fs::create_dir_all(dir).map_err(CliError::file("create", dir))?;
@@ -117,6 +117,7 @@ fn local(args: &UpArgs, api: SocketAddr, state: &Path) -> Result<Local, CliError
     };
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(CliError::file("find", file));
     Ok(Local {
+        model,
         api,
         cache: state.join("slices"),
         threads: args.threads,

@@ -1,6 +1,6 @@
 //! An HTTP server that answers from a script and remembers what it was asked.
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
 /// A request as it came in.
@@ -42,7 +42,8 @@ impl Server {
     }
 }
 
-fn read(stream: &TcpStream) -> Asked {
+/// One request.
+pub fn read(stream: impl Read) -> Asked {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();

@@ -29,6 +29,9 @@ impl ControlHandler for Told {
     async fn probe(&self) -> Result<Duration, HandlerError> {
         Ok(Duration::ZERO)
     }
+    async fn form_again(&self, _: u64, _: String) -> Result<bool, HandlerError> {
+        Ok(false)
+    }
     async fn set_conditioning(&self, told: Conditioning) -> Result<(), HandlerError> {
         append(&self.0, &format!("{:?} {}", told.delay, told.bytes_per_second));
         Ok(())

@@ -144,21 +144,32 @@ fn check_range(ours: &Setup, theirs: &Setup) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Formations a stage has seen, so that no ghost of an old connection is let in.
+/// Formations a stage has seen, so that no ghost of an old connection or of an old stage 0 is let in.
 #[derive(Clone, Debug, Default)]
 pub struct Formations {
     seen: VecDeque<(InstanceId, u64)>,
+    holder: Option<InstanceId>,
 }
 
 /// Instances of stage 0 remembered; the oldest is forgotten.
 const MAX_ROOTS: usize = 64;
 
 impl Formations {
-    /// Lets a formation in if it is the highest yet of its stage 0.
+    /// The stage belongs to a formation of `root` now, or to none.
+    pub fn hold(&mut self, root: Option<InstanceId>) {
+        self.holder = root;
+    }
+
+    /// Lets a formation in if it is the highest yet of its stage 0, and that stage 0 was not started before the one whose
+    /// formation holds the stage: one that was replaced, on a machine that nobody reaches, must not fight with its successor.
     ///
     /// # Errors
-    /// A refusal with the number seen before.
+    /// A refusal with the instance that holds the stage, or the number seen before.
     pub fn admit(&mut self, root: InstanceId, formation: u64) -> Result<(), Refusal> {
+        if let Some(holder) = self.holder.filter(|holder| root < *holder) {
+            let remedy = "the stage serves a stage 0 that was started later; end the older one";
+            return Err(Refusal::differ(RefusalCode::Formation, "root", holder, root, remedy));
+        }
         let at = self.seen.iter().position(|(r, _)| *r == root);
         if let Some((_, highest)) = at.and_then(|i| self.seen.get(i))
             && formation <= *highest

@@ -7,6 +7,7 @@ pub use check::{Agreed, Formations, Side, check};
 pub use preface::{Hello, MAJOR, MAX_DOCUMENT_BYTES, MINOR, PREFACE_BYTES, read_hello, write_refusal, write_setup};
 
 use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -31,23 +32,26 @@ impl fmt::Display for Role {
     }
 }
 
-/// Identity of a process, new at each start; 32 hex digits in the document.
+/// Identity of a process, new at each start: the milliseconds since 1970 in its upper 48 bits, random numbers below; 32 hex
+/// digits in the document. Of two the greater was started later, as far as the clocks of two machines agree.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InstanceId(pub u128);
 
 impl InstanceId {
-    /// A new random id.
+    /// A new id of now.
     ///
     /// # Errors
     /// When the system gives no random numbers.
-    pub fn random() -> Result<Self, std::io::Error> {
+    pub fn now() -> Result<Self, std::io::Error> {
         let mut bytes = [0; 16];
         let provider = rustls::crypto::ring::default_provider();
         provider
             .secure_random
             .fill(&mut bytes)
             .map_err(|_| std::io::Error::other("the system gives no random numbers"))?;
-        Ok(Self(u128::from_le_bytes(bytes)))
+        // A clock before 1970 makes the oldest of all.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Self(since.as_millis() << 80 | u128::from_le_bytes(bytes) >> 48))
     }
 }
 

@@ -110,6 +110,17 @@ async fn probes_measure_the_chain_and_injected_delays() {
     first.set_conditioning(Conditioning::default()).await.unwrap();
     assert_eq!(chain.client.ask(&body).await.text, answer.text);
 
+    // Told to form anew, it does; a formation that is over is not ended twice.
+    let formation = chain.status(0).await.formation;
+    assert!(first.form_again(formation, "a test").await.unwrap());
+    assert_eq!(chain.client.ask(&body).await.text, answer.text);
+    assert_eq!(chain.status(0).await.formation, formation + 1);
+    assert!(!first.form_again(formation, "a test").await.unwrap());
+    assert_eq!(chain.client.ask(&body).await.text, answer.text);
+    assert_eq!(chain.status(0).await.formation, formation + 1);
+    let refused = chain.control(1).await.form_again(formation, "a test").await.unwrap_err();
+    assert!(matches!(&refused, ClientError::Refused { code: Code::Unimplemented, .. }), "{refused}");
+
     let refused = chain.control(1).await.probe().await.unwrap_err();
     assert!(matches!(&refused, ClientError::Refused { code: Code::Unimplemented, .. }), "{refused}");
     chain.stages[2].kill();

@@ -139,6 +139,36 @@ async fn ghosts_of_older_formations_are_fenced_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_stage_0_does_not_fight_with_its_successor() {
+    let mut chain = Chain::start(&Plan::tiny(&[0, 3, 8])).await;
+    let root = root(&chain).await;
+    let mut ghost = peer::setup(&chain, Role::Data, 0);
+    ghost.root = InstanceId(root.0 - (1 << 80));
+    let to = chain.configs[1].link.bind;
+    let now = chain.status(0).await.formation;
+    let told = refusal(dial(to, &peer::dialer(ghost.clone())).await);
+    assert_eq!((told.code, told.field.as_str()), (RefusalCode::Formation, "root"), "{told}");
+    assert_eq!((told.ours, told.theirs), (root.to_string(), ghost.root.to_string()));
+    chain.client.ask(&request(1, &PROMPT, 20)).await;
+    assert_eq!(chain.status(0).await.formation, now, "no link was lost");
+
+    // Where nobody holds the stage, it may be the only one there is; and then its successor comes.
+    chain.stages[0].kill();
+    let listener = TcpListener::bind(chain.configs[0].link.bind).await.unwrap();
+    let mut first = First { listener, setup: ghost.clone(), to };
+    let (mut data, back) = first.form().await;
+    drop(first.listener);
+    chain.restart(0);
+    chain.ready().await;
+    assert!(matches!(data.receiver.next().await, Some(Event::Closed(_))), "the successor took its place");
+    drop(back);
+    ghost.formation = 9;
+    assert_eq!(refusal(dial(to, &peer::dialer(ghost)).await).field, "root");
+    chain.client.ask(&request(1, &PROMPT, 20)).await;
+    chain.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_that_nobody_takes_are_bounded_and_the_next_is_told_busy() {
     let mut chain = Chain::start(&Plan::tiny(&[0, 2, 5, 8])).await;
     let (formation, root) = (chain.status(0).await.formation, root(&chain).await);

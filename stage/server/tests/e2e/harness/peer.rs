@@ -11,7 +11,7 @@ use super::models::tiny;
 /// What stage `stage` of a chain of the tiny model would say of itself, as the first formation of a new stage 0.
 pub fn setup(chain: &Chain, role: Role, stage: usize) -> Setup {
     let config = &chain.configs[stage];
-    let root = InstanceId::random().unwrap();
+    let root = InstanceId::now().unwrap();
     Setup {
         role,
         chain: config.chain.clone(),

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 use splitmodel_api::{Quantity, StageSpec};
 use splitmodel_planner::Device;
-use splitmodel_topology::Wanted;
+
+use crate::{Machines, Wanted};
 
 /// Label of NVIDIA's feature discovery: MiB of each GPU.
 const GPU_MEMORY: &str = "nvidia.com/gpu.memory";
@@ -47,16 +48,15 @@ fn reasons(excluded: &[(String, String)]) -> String {
     excluded.iter().map(|(node, why)| format!("{node} {why}")).collect::<Vec<_>>().join("; ")
 }
 
-/// Places for the stages that `wanted` asks for. Without `nodes`, which the operator may not see in namespaced mode, they are
+/// Places for the stages that `wanted` asks for. Without `machines`, which the operator may not see in namespaced mode, they are
 /// as large as the SplitModel declares, or not limited.
 ///
 /// # Errors
 /// [`NoPlace`].
-pub fn slots<'a>(wanted: &Wanted, nodes: Option<impl Iterator<Item = &'a Node>>) -> Result<Slots, NoPlace> {
+pub fn slots(wanted: &Wanted, machines: Option<&Machines<'_>>) -> Result<Slots, NoPlace> {
     let count = wanted.spec.stage_count().map(|n| n as usize);
-    let Some(nodes) = nodes else { return Ok(declared(wanted, count.unwrap_or(1))) };
-    let nodes: Vec<&Node> = nodes.collect();
-    if wanted.spec.stage_list.is_some() { one_by_one(wanted, &nodes) } else { alike(wanted, &nodes, count) }
+    let Some(machines) = machines else { return Ok(declared(wanted, count.unwrap_or(1))) };
+    if wanted.spec.stage_list.is_some() { one_by_one(wanted, machines) } else { alike(wanted, machines, count) }
 }
 
 fn declared(wanted: &Wanted, count: usize) -> Slots {
@@ -74,12 +74,12 @@ fn declared(wanted: &Wanted, count: usize) -> Slots {
 }
 
 /// All stages want the same of a node.
-fn alike(wanted: &Wanted, nodes: &[&Node], count: Option<usize>) -> Result<Slots, NoPlace> {
+fn alike(wanted: &Wanted, machines: &Machines<'_>, count: Option<usize>) -> Result<Slots, NoPlace> {
     let spec = wanted.spec.stage(0);
     let mut found = Slots::default();
     let mut fitting = Vec::new();
-    for node in nodes {
-        match offer(node, &spec) {
+    for node in &machines.nodes {
+        match offer(machines, node, &spec) {
             Ok(offer) => fitting.push(offer),
             Err(why) => found.excluded.push((name(node), why)),
         }
@@ -101,7 +101,7 @@ fn alike(wanted: &Wanted, nodes: &[&Node], count: Option<usize>) -> Result<Slots
 }
 
 /// Each stage says what it wants: it gets the largest place that is left.
-fn one_by_one(wanted: &Wanted, nodes: &[&Node]) -> Result<Slots, NoPlace> {
+fn one_by_one(wanted: &Wanted, machines: &Machines<'_>) -> Result<Slots, NoPlace> {
     let stages = wanted.spec.stage_list.as_ref().map_or(0, Vec::len);
     let mut taken: BTreeMap<(String, String), usize> = BTreeMap::new();
     let mut found = Slots::default();
@@ -110,8 +110,8 @@ fn one_by_one(wanted: &Wanted, nodes: &[&Node]) -> Result<Slots, NoPlace> {
         let resource = spec.gpu.as_ref().map(|g| g.resource.clone()).unwrap_or_default();
         let mut excluded = Vec::new();
         let mut best: Option<Offer> = None;
-        for node in nodes {
-            match offer(node, &spec) {
+        for node in &machines.nodes {
+            match offer(machines, node, &spec) {
                 Ok(offer) => {
                     let used = taken.get(&(offer.node.clone(), resource.clone())).copied().unwrap_or(0);
                     let full = spec.gpu.is_some() && used >= offer.places;
@@ -160,7 +160,7 @@ fn name(node: &Node) -> String {
 }
 
 /// What `node` offers a stage, or why it cannot take it.
-fn offer(node: &Node, stage: &StageSpec) -> Result<Offer, String> {
+fn offer(machines: &Machines<'_>, node: &Node, stage: &StageSpec) -> Result<Offer, String> {
     let spec = node.spec.as_ref();
     if spec.and_then(|s| s.unschedulable).unwrap_or(false) {
         return Err("is cordoned".to_owned());
@@ -190,7 +190,7 @@ fn offer(node: &Node, stage: &StageSpec) -> Result<Offer, String> {
     }
     let declared = gpu.memory.as_ref().and_then(Quantity::bytes);
     let label = labels.get(GPU_MEMORY).and_then(|mib| mib.parse::<u64>().ok()).map(|mib| mib << 20);
-    let each = declared.or(label);
+    let each = declared.or(label).or_else(|| machines.published_memory(&name(node), &gpu.resource));
     Ok(Offer {
         node: name(node),
         places: usize::try_from(there / u64::from(gpu.count)).unwrap_or(usize::MAX).min(MAX_PLACES),
@@ -235,10 +235,14 @@ mod tests {
         .unwrap()
     }
 
+    fn these(nodes: &[Node]) -> Machines<'_> {
+        Machines { nodes: nodes.iter().collect(), ..Machines::default() }
+    }
+
     #[test]
     fn gpus_are_places_and_labels_say_how_large() {
         let nodes = [node("a", 2, ""), node("b", 0, ""), node("c", 5, "spec: {unschedulable: true}\n")];
-        let found = slots(&wanted("  stageDefaults: {gpu: {count: 1}}\n  stages: 2\n"), Some(nodes.iter())).unwrap();
+        let found = slots(&wanted("  stageDefaults: {gpu: {count: 1}}\n  stages: 2\n"), Some(&these(&nodes))).unwrap();
         assert_eq!(found.slots.len(), 2);
         let first = &found.slots[0];
         assert_eq!(
@@ -247,7 +251,7 @@ mod tests {
         );
         assert_eq!(found.excluded[0], ("b".into(), "has no nvidia.com/gpu, and a stage asks for 1".into()));
         assert_eq!(found.excluded[1], ("c".into(), "is cordoned".into()));
-        let none = slots(&wanted("  stageDefaults: {gpu: {count: 8}}\n"), Some(nodes.iter())).unwrap_err();
+        let none = slots(&wanted("  stageDefaults: {gpu: {count: 8}}\n"), Some(&these(&nodes))).unwrap_err();
         assert!(none.to_string().contains("a has only 2 nvidia.com/gpu, and a stage asks for 8"), "{none}");
     }
 
@@ -255,33 +259,44 @@ mod tests {
     fn stages_without_gpus_share_the_memory_of_nodes() {
         let tainted = "spec: {taints: [{key: control, effect: NoSchedule}]}\n";
         let nodes = [node("a", 0, ""), node("b", 0, ""), node("c", 0, tainted)];
-        let found = slots(&wanted("  stages: 3\n"), Some(nodes.iter())).unwrap();
+        let found = slots(&wanted("  stages: 3\n"), Some(&these(&nodes))).unwrap();
         assert_eq!(found.slots.len(), 4);
         assert!(found.slots.iter().all(|s| s.device.memory == Some(32 << 30) && s.device.host));
         assert!(found.excluded[0].1.contains("the taint control:NoSchedule"), "{:?}", found.excluded);
         let tolerant = "  stages: 3\n  stageDefaults: {tolerations: [{operator: Exists}]}\n";
-        assert_eq!(slots(&wanted(tolerant), Some(nodes.iter())).unwrap().slots.len(), 3);
+        assert_eq!(slots(&wanted(tolerant), Some(&these(&nodes))).unwrap().slots.len(), 3);
     }
 
     #[test]
     fn stages_that_say_what_they_want_get_it_or_the_reason() {
         let nodes = [node("a", 1, ""), node("b", 1, "")];
         let two = "  stageList:\n  - {gpu: {count: 1}}\n  - {gpu: {count: 1, memory: 24Gi}}\n";
-        let found = slots(&wanted(two), Some(nodes.iter())).unwrap();
+        let found = slots(&wanted(two), Some(&these(&nodes))).unwrap();
         let names: Vec<_> = found.slots.iter().map(|s| (s.device.name.as_str(), s.device.memory)).collect();
         assert_eq!(names, [("a", Some(80 << 30)), ("b", Some(24 << 30))]);
         let three = format!("{two}  - {{gpu: {{count: 1}}, nodeSelector: {{zone: b}}}}\n");
-        let none = slots(&wanted(&three), Some(nodes.iter())).unwrap_err();
+        let none = slots(&wanted(&three), Some(&these(&nodes))).unwrap_err();
         assert_eq!(none.stage, 2);
         assert!(none.to_string().contains("a lacks the label zone=b"), "{none}");
     }
 
     #[test]
+    fn what_a_driver_publishes_counts_where_no_label_does() {
+        let mut nodes = [node("a", 2, ""), node("b", 2, "")];
+        nodes[1].metadata.labels = None;
+        let slice = serde_saphyr::from_str(
+            "metadata: {name: s}\nspec:\n  driver: gpu.nvidia.com\n  nodeName: b\n  pool: {name: b, generation: 1, resourceSliceCount: 1}\n  devices: [{name: g, capacity: {memory: {value: 24Gi}}}]\n",
+        )
+        .unwrap();
+        let machines = Machines { slices: vec![&slice], ..these(&nodes) };
+        let found = slots(&wanted("  stageDefaults: {gpu: {count: 2}}\n"), Some(&machines)).unwrap();
+        let memory: Vec<_> = found.slots.iter().map(|s| (s.device.memory, s.gpus)).collect();
+        assert_eq!(memory, [(Some(160 << 30), Some((2, true))), (Some(48 << 30), Some((2, false)))]);
+    }
+
+    #[test]
     fn without_nodes_what_is_declared_counts() {
-        let found = slots(
-            &wanted("  stages: 2\n  stageDefaults: {gpu: {memory: 8Gi, count: 2}}\n"),
-            None::<std::iter::Empty<&Node>>,
-        );
+        let found = slots(&wanted("  stages: 2\n  stageDefaults: {gpu: {memory: 8Gi, count: 2}}\n"), None);
         let memory: Vec<_> = found.unwrap().slots.iter().map(|s| s.device.memory).collect();
         assert_eq!(memory, [Some(16 << 30); 2]);
     }

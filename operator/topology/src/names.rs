@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use splitmodel_api::GROUP;
+use splitmodel_api::{GROUP, SplitModel};
 
 /// Value of `app.kubernetes.io/managed-by`.
 pub const MANAGER: &str = "splitmodel-operator";
@@ -20,6 +20,11 @@ pub const HASH: &str = "splitmodel.dev/hash";
 pub const RETRY: &str = "splitmodel.dev/retry";
 /// Annotation on a stage that was given up: the value of [`RETRY`] at that time.
 pub const GIVEN_UP: &str = "splitmodel.dev/given-up";
+
+/// Key in the ConfigMap of [`facts`]: what the header says.
+pub const FACTS: &str = "facts";
+/// Key in it: the [`inspect_key`] of what was read.
+pub const FACTS_KEY: &str = "key";
 
 /// Port of the API in pods of stage 0.
 pub const API_PORT: u16 = 8000;
@@ -78,6 +83,21 @@ pub fn inspect(model: &str) -> String {
 #[must_use]
 pub fn facts(model: &str) -> String {
     format!("{model}-facts")
+}
+
+/// What the user last wrote to have things tried again.
+#[must_use]
+pub fn retry(model: &SplitModel) -> Option<String> {
+    model.metadata.annotations.as_ref()?.get(RETRY).cloned()
+}
+
+/// Names the header that is read: source, credentials, authority, and the wish to read it again.
+#[must_use]
+pub fn inspect_key(model: &SplitModel) -> String {
+    let again = retry(model).unwrap_or_default();
+    let spec = &model.spec.model;
+    let (secret, authority) = (&spec.credentials_secret, &spec.ca_config_map);
+    short_hash(format!("{}\n{secret:?}\n{authority:?}\n{again}", spec.source).as_bytes())
 }
 
 /// DNS name of a stage, also in its certificate.

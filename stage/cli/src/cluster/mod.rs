@@ -1,0 +1,28 @@
+//! `splitmodel cluster`, and the same as `kubectl splitmodel`: SplitModels of a Kubernetes cluster.
+
+mod chat;
+mod connect;
+mod draw;
+mod error;
+mod forward;
+mod meter;
+mod plan;
+mod status;
+
+pub use draw::{Rates, draw};
+pub use error::ClusterError;
+
+use crate::args::ClusterCommand;
+use crate::error::CliError;
+
+/// Does what the command says.
+///
+/// # Errors
+/// [`CliError`].
+pub async fn run(command: ClusterCommand) -> Result<(), CliError> {
+    match command {
+        ClusterCommand::Status(args) => status::run(args).await,
+        ClusterCommand::Plan(args) => plan::run(args).await,
+        ClusterCommand::Chat(args) => chat::run(args).await,
+    }
+}
