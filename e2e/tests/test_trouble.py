@@ -104,23 +104,34 @@ def test_a_source_that_is_not_there(create, files, source, words):
     assert not model.pods()
 
 
-def test_a_stage_that_fails_every_time(create, kube):
-    """Its program refuses its arguments: the tries are bounded and slower each time, the others are let alone."""
-    listed = [{}, {}, {"image": "splitmodel-operator:test"}]
-    model = create("broken", stages=3, stageList=listed)
+@pytest.fixture
+def turned(models):
+    """The sample with one tensor of a wrong shape, in the last of three stages: nothing but loading it tells."""
+    name, path = b"blk.28.ffn_up.weight", models / "turned.gguf"
+    data = bytearray((models / FILE).read_bytes())
+    at = data.index(name) + len(name) + 4
+    data[at:at + 16] = data[at + 8:at + 16] + data[at:at + 8]
+    path.write_bytes(data)
+    yield path
+    path.unlink()
+
+
+def test_a_stage_that_fails_every_time(create, kube, turned):
+    """The tries are bounded and slower each time, its first words are kept, and the others are let alone."""
+    model = create("broken", stages=3, model={"source": f"pvc://models/{turned.name}"})
 
     def failure():
         return (stages(model, "failure") + [None] * 3)[2]
     eventually("the failure is in the status", failure, 90)
     others = {k: v for k, v in model.starts().items() if k != (0, 2)}
-    assert failure()["exitCode"] == 2 and any("argument" in line or "serve" in line for line in failure()["lines"]), failure()
+    assert failure()["exitCode"] == 3 and any("ffn_up.weight" in line and "wrong shape" in line for line in failure()["lines"]), failure()
+    first = failure()["lines"]
     assert model.condition("Ready")["status"] == "False" and not model.endpoints()
-    eventually("it is tried again, and counted", lambda: failure() and failure()["count"] >= 3, 120)
-    eventually("in the end it has failed", lambda: model.status()["phase"] == "Failed", 300, every=2)
+    eventually("in the end it has failed", lambda: model.status()["phase"] == "Failed", 180)
     message = " ".join(c["message"] for c in model.status()["conditions"])
-    assert "stage 2" in message and str(failure()["exitCode"]) in message, message
-    count = failure()["count"]
-    always("no further try", lambda: failure()["count"] == count, 20)
+    assert "stage 2" in message and "exit code 3" in message and "splitmodel.dev/retry" in message, message
+    assert failure()["count"] == 3 and failure()["lines"] == first, failure()
+    always("no further try", lambda: failure()["count"] == 3, 20)
     assert {k: v for k, v in model.starts().items() if k != (0, 2)} == others
 
 

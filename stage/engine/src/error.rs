@@ -100,7 +100,37 @@ pub enum EngineError {
     },
 }
 
+/// What llama.cpp says of a file that no other try reads (`llama-model-loader.cpp` and `llama-model.cpp` of the pinned version); of
+/// memory and devices it says other things.
+const WRONG_FILE: [&str; 11] = [
+    "has wrong shape",
+    "wrong number of tensors",
+    "too many tensors",
+    "missing tensor",
+    "model architecture",
+    "key not found in model",
+    "has wrong type",
+    "wrong array",
+    "invalid data",
+    "corrupted or incomplete",
+    "corrupted model",
+];
+
 impl EngineError {
+    /// Whether trying again is pointless as long as neither the file nor the configuration is changed. Memory that is short now may
+    /// be there later, and so may a device.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Backends { .. } | Self::Config { .. } | Self::File { .. } | Self::Tokenize { .. } => true,
+            Self::Load { reason, .. } | Self::Convert { reason, .. } => {
+                WRONG_FILE.iter().any(|words| reason.contains(words))
+            }
+            Self::NoDevice { .. } | Self::NoGpu { .. } | Self::Rpc { .. } => false,
+            Self::Context { .. } | Self::Cancelled { .. } => false,
+        }
+    }
+
     pub(crate) fn file(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::File { path: path.to_owned(), reason: reason.to_string() }
     }

@@ -94,6 +94,26 @@ fn bad_files_never_reach_llama_cpp() {
 }
 
 #[test]
+fn a_tensor_of_a_wrong_shape_is_named_and_no_other_try_helps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("turned.gguf");
+    let mut bytes = std::fs::read(package(Package::Stage { first: 22, end: 30 })).unwrap();
+    // The type of the name's end is followed by the number of dimensions and by them; as many bytes the other way around.
+    let name = b"ffn_up.weight";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len() + 4;
+    let (rows, columns) = (bytes[at..at + 8].to_vec(), bytes[at + 8..at + 16].to_vec());
+    assert_ne!(rows, columns);
+    bytes[at..at + 16].copy_from_slice(&[columns, rows].concat());
+    std::fs::write(&path, bytes).unwrap();
+    let error = Slice::load(&SliceFiles { slice: path, embedding: None }, &config(), &mut |_| true).err().unwrap();
+    assert!(matches!(error, EngineError::Load { .. }) && error.is_permanent(), "{error}");
+    assert!(error.to_string().contains("ffn_up.weight") && error.to_string().contains("wrong shape"), "{error}");
+
+    let reason = "error loading model: unable to allocate CPU buffer".to_owned();
+    assert!(!EngineError::Load { path: PathBuf::new(), reason }.is_permanent(), "memory may be there later");
+}
+
+#[test]
 fn loading_reports_progress_and_can_be_cancelled() {
     let mut seen = Vec::new();
     let slice = Slice::load(&files(22, 30), &config(), &mut |share| {

@@ -86,14 +86,7 @@ impl LoadError {
             Self::Fetch(e) => e.is_permanent(),
             Self::Gguf(e) => splitmodel_fetch::is_permanent(e),
             Self::Digest { .. } | Self::Layers { .. } | Self::Vocabulary(_) => true,
-            // llama.cpp's own refusals are not told apart: memory that is short now may be there later.
-            Self::Engine(e) => matches!(
-                e,
-                EngineError::Backends { .. }
-                    | EngineError::Config { .. }
-                    | EngineError::File { .. }
-                    | EngineError::Tokenize { .. }
-            ),
+            Self::Engine(e) => e.is_permanent(),
             Self::Log { .. } => false,
         }
     }
