@@ -47,6 +47,26 @@ def test_more_gpus_than_there_are(create):
     eventually("nothing is left", lambda: not model.children("pods,statefulsets"), 60)
 
 
+def test_the_memory_that_a_driver_publishes_counts(create, kube):
+    """Slices as a driver of dynamic resource allocation writes them: too small, then large enough."""
+    def publish(size):
+        kube.apply(*[{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"test-{node}"},
+                      "spec": {"driver": "gpu.nvidia.com", "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                               "devices": [{"name": "gpu-0", "capacity": {"memory": {"value": size}}}]}} for node in kube.workers])
+    try:
+        publish("20Mi")
+        model = create("tight", stages=3, stageDefaults={**SMALL, "gpu": {}})
+        told = model.wait("Planned", "False", "DoesNotFit", seconds=60)
+        assert "MiB" in told["message"] and not model.pods(), told
+        publish("2Gi")
+        model.wait("Planned", "True", seconds=30)
+        headroom = [stage["headroomBytes"] for stage in model.status()["plan"]["stages"]]
+        assert all(0 < h < 2 << 30 for h in headroom), headroom
+    finally:
+        for node in kube.workers:
+            kube.delete("resourceslice", f"test-{node}")
+
+
 def test_slow_downloads_restart_nothing_and_a_deleted_stage_comes_back_alone(create, kube, files):
     files.rate(2_000_000)
     model = create("slow", model={"source": HUB}, pods=hub(files), stages=3)
