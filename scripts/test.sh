@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every test: of the crates, of their documentation, then the API with the official client against running chains.
+# Every test: of the crates, of their documentation, the API with the official client against running chains, the charts, and all of it
+# on a real cluster.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +30,11 @@ step 'the charts'
 charts=0
 HELM=$(scripts/helm.sh) "$venv/bin/python" -m pytest tests/charts -q -p no:cacheprovider 2>&1 | tee -a "$out" || charts=${PIPESTATUS[0]}
 
+step 'a real cluster'
+e2e=0
+e2e/run.sh 2>&1 | tee -a "$out" || e2e=${PIPESTATUS[0]}
+
 step 'result'
 count() { grep -oE "[0-9]+ $1" "$out" | awk '{n += $1} END {print n + 0}'; }
 echo "$(count passed) passed, $(count failed) failed, $(count ignored) ignored, $(count skipped) skipped"
-[ "$rust" = 0 ] && [ "$api" = 0 ] && [ "$charts" = 0 ]
+[ "$rust" = 0 ] && [ "$api" = 0 ] && [ "$charts" = 0 ] && [ "$e2e" = 0 ]

@@ -83,6 +83,14 @@ class Model:
     def client(self, key="none"):
         return openai.OpenAI(base_url=f"{self.url()}/v1", api_key=key, max_retries=0, timeout=120)
 
+    def names(self):
+        """The models that the API lists; none while the nodes have not learnt of its endpoint, a moment after it is ready."""
+        with self.client() as client:
+            try:
+                return [m.id for m in client.models.list().data]
+            except openai.APIConnectionError:
+                return []
+
     def delete(self, wait=True):
         self.kube.delete("splitmodel", self.name, self.namespace, wait=wait)
 

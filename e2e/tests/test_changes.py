@@ -121,6 +121,5 @@ def test_small_changes_arrive(create, kube, change):
             return False
         if "pods" in change:
             return all(p["metadata"]["labels"].get("team") == "a" for p in model.pods().values())
-        with model.client() as client:
-            return "other-name" in [m.id for m in client.models.list().data]
+        return "other-name" in model.names()
     eventually("the change is there", arrived, 150)

@@ -17,6 +17,12 @@ def silent(kube, node):
         kube.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=120s", timeout=150)
 
 
+def on_its_node(kube, node, uids):
+    """Processes of stages there that see mounts of these pods."""
+    script = "for p in $(pgrep -x splitmodel-stag); do grep -lE '%s' /proc/$p/mountinfo; done; true" % "|".join(uids)
+    return kube.on_node(node, "sh", "-c", script).split()
+
+
 def test_a_stage_moves_from_a_node_that_is_silent(create, kube):
     model = create("moved", stages=3)
     model.wait()
@@ -24,6 +30,7 @@ def test_a_stage_moves_from_a_node_that_is_silent(create, kube):
     # Not the node of stage 0, if they are apart.
     lost = next((p["spec"]["nodeName"] for p in pods.values() if p["spec"]["nodeName"] != pods[0, 0]["spec"]["nodeName"]),
                 pods[0, 0]["spec"]["nodeName"])
+    old = [pod["metadata"]["uid"] for pod in pods.values() if pod["spec"]["nodeName"] == lost]
     there = {key for key, pod in pods.items() if pod["spec"]["nodeName"] == lost}
     elsewhere = {k: v for k, v in model.starts().items() if k not in there}
     with silent(kube, lost):
@@ -35,5 +42,5 @@ def test_a_stage_moves_from_a_node_that_is_silent(create, kube):
         assert {k: v for k, v in model.starts().items() if k not in there} == elsewhere
         with model.client() as client:
             assert ask(client, max_tokens=4)
-    eventually("the node's old pods are no more", lambda: not kube.on_node(lost, "sh", "-c", "pgrep -f 'splitmodel-stage serve' || true").strip(), 120)
+    eventually("the node's old pods are no more", lambda: not on_its_node(kube, lost, old), 120)
     assert model.wait()

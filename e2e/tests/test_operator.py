@@ -67,8 +67,7 @@ def test_while_the_operator_is_down_nothing_is_blocked_and_later_all_is_done(cre
     def changed():
         if not stays.is_condition("Ready", "True")():
             return False
-        with stays.client() as client:
-            return "later" in [m.id for m in client.models.list().data]
+        return "later" in stays.names()
     eventually("what was changed meanwhile is so", changed, 120)
     new.delete()
 
@@ -85,6 +84,18 @@ def test_an_upgrade_restarts_no_stage(create, kube):
     finally:
         install(kube)
     assert model.starts() == starts
+
+
+def test_what_is_deleted_is_forgotten(create, kube):
+    model = create("passing", stages=1)
+    model.wait()
+
+    def serving():
+        text = kube.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{holder(kube)}:8080/proxy/metrics")
+        return next((float(line.split()[1]) for line in text.splitlines() if line.startswith('splitmodel_operator_models{phase="Serving"}')), None)
+    before = eventually("it is counted", serving, 20)
+    model.delete()
+    eventually("it is not counted any more", lambda: serving() == before - 1, 60)
 
 
 def test_the_operator_waits_for_its_resource(kube, operator):

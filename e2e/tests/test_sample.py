@@ -3,7 +3,6 @@ import concurrent.futures
 import re
 import time
 
-import openai
 import pytest
 
 from kube import always, eventually
@@ -125,17 +124,8 @@ def test_a_child_that_is_taken_away_comes_back(sample, kube):
     kube.delete("service", sample.name, sample.namespace)
     eventually("the Service is back", lambda: kube.get("service", sample.name, sample.namespace), 20)
     eventually("it has an endpoint", sample.endpoints, 20)
-    # Its port on the nodes is another one, which they learn a moment later.
-    with sample.client() as client:
-        eventually("it answers", lambda: answers(client), 20)
+    eventually("it answers", sample.names, 20)
     assert sample.starts() == starts
-
-
-def answers(client):
-    try:
-        return ask(client, max_tokens=4)
-    except openai.APIConnectionError:
-        return None
 
 
 def test_a_stages_pod_is_replaced_alone_and_streams_go_on(sample, kube, unsplit):

@@ -48,12 +48,16 @@ def test_more_gpus_than_there_are(create):
 
 
 def test_the_memory_that_a_driver_publishes_counts(create, kube):
-    """Slices as a driver of dynamic resource allocation writes them: too small, then large enough."""
+    """Slices as a driver of dynamic resource allocation writes them, without a label of feature discovery: too small, then large enough."""
+    label = "nvidia.com/gpu.memory"
+    labels = {node: kube.get("node", node)["metadata"]["labels"][label] for node in kube.workers}
+
     def publish(size):
         kube.apply(*[{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"test-{node}"},
                       "spec": {"driver": "gpu.nvidia.com", "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
                                "devices": [{"name": "gpu-0", "capacity": {"memory": {"value": size}}}]}} for node in kube.workers])
     try:
+        kube.kubectl("label", "node", *kube.workers, f"{label}-")
         publish("20Mi")
         model = create("tight", stages=3, stageDefaults={**SMALL, "gpu": {}})
         told = model.wait("Planned", "False", "DoesNotFit", seconds=60)
@@ -65,6 +69,7 @@ def test_the_memory_that_a_driver_publishes_counts(create, kube):
     finally:
         for node in kube.workers:
             kube.delete("resourceslice", f"test-{node}")
+            kube.kubectl("label", "--overwrite", "node", node, f"{label}={labels[node]}")
 
 
 def test_slow_downloads_restart_nothing_and_a_deleted_stage_comes_back_alone(create, kube, files):
@@ -173,7 +178,7 @@ def test_a_quota_that_is_too_small(kube, create, namespace):
 
 def test_more_stages_than_layers(create):
     model = create("forty", stages=40)
-    found = model.wait("Planned", "False", seconds=90)
+    found = model.wait("Planned", "False", "DoesNotFit", seconds=90)
     assert "30" in found["message"] and "40" in found["message"], found
     assert not model.pods()
 

@@ -202,10 +202,9 @@ async fn work(context: Arc<Context>, state: &watch::Sender<State>, stop: watch::
 
 /// Forgets from time to time what is gone.
 async fn tidy(scope: Arc<Scope>, models: kube::runtime::reflector::Store<SplitModel>) {
-    if models.wait_until_ready().await.is_err() {
-        return;
-    }
-    let mut interval = tokio::time::interval(TIDY);
+    // Not `models.wait_until_ready()`: the controller waits for it, and of two that wait only one is woken. What is forgotten too early
+    // is only learnt again.
+    let mut interval = tokio::time::interval_at(tokio::time::Instant::now() + TIDY, TIDY);
     loop {
         interval.tick().await;
         scope.stages.keep(&scope.world.pods());
