@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures chains of 1, 2 and 3 stages against llama-server (with one thread and with all) and llama.cpp's RPC backend, on this
+# Measures chains of 1, 2 and 3 stages against llama-server with one thread and with all and llama.cpp's RPC backend, on this
 # machine, in one run. Arguments go to compare.py (--runs 7, --streams 1,4,8, --prompts 512,2048).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,9 +34,8 @@ start llama-rpc "$peers/llama-server" "${common[@]}" -t 1 -tb 1 --port 18102 --r
 for stages in 1 2 3; do
   sed "s/stages: .*/stages: $stages/; s/parallel: .*/parallel: 8/; s/contextLength: .*/contextLength: 4096/" \
     examples/smollm2.yaml >"examples/.bench-$stages.yaml"
-  # As many threads as cores in all, and at least one each.
-  threads=$((cores / stages > 0 ? cores / stages : 1))
-  start "stages-$stages" "$bin/splitmodel" up "examples/.bench-$stages.yaml" --threads "$threads" --port "1820$stages" \
+  # All cores for each stage, one stage at a time.
+  start "stages-$stages" "$bin/splitmodel" up "examples/.bench-$stages.yaml" --threads "$cores" --port "1820$stages" \
     --state-dir "$scratch/state-$stages"
 done
 ready http://127.0.0.1:18100/health llama-all

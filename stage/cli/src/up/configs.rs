@@ -34,15 +34,22 @@ pub struct Local {
     pub api_key_file: Option<PathBuf>,
 }
 
-/// Threads of each stage when the user names none: the cores but one, shared out, at least 1. llama.cpp's threads spin
-/// within a computation: with none to spare, whatever else runs would slow them many times over.
-#[must_use]
-pub fn default_threads(stages: usize) -> u32 {
-    shared_threads(std::thread::available_parallelism().map_or(1, NonZero::get), stages)
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
+/// Threads of each stage when the user names none: the cores but one, shared out, at least 1. llama.cpp's threads spin
+/// within a computation: with none to spare, whatever else runs would slow them many times over.
 fn shared_threads(cores: usize, stages: usize) -> u32 {
     u32::try_from((cores.saturating_sub(1) / stages.max(1)).max(1)).unwrap_or(u32::MAX)
+}
+
+/// Frames that may be under way at once in stages that compute on the same cores, `threads` of them each: more would take threads of one
+/// computation from their cores, and the others would spin until they are back. One frame that has all cores is as fast as several that
+/// share them (docs/benchmarks.md).
+fn shared_frames(cores: usize, stages: usize, threads: u32) -> u32 {
+    let frames = (cores / threads.max(1) as usize).clamp(1, stages.max(1));
+    u32::try_from(frames).unwrap_or(u32::MAX)
 }
 
 /// The configurations of all stages, which stand at `ports`.
@@ -70,12 +77,19 @@ pub fn stage_configs(planned: &Planned, local: &Local, ports: &[StagePorts]) -> 
     let mut configs = splitmodel_topology::stage_configs(&planned.wanted, cut, &site)?;
     for config in &mut configs {
         let threads = local.threads.or(config.engine.threads);
-        config.engine.threads = Some(threads.unwrap_or_else(|| default_threads(layers.len())));
+        config.engine.threads = Some(threads.unwrap_or_else(|| shared_threads(cores(), layers.len())));
         config.engine.rpc.extend(local.rpc.iter().cloned());
         config.schedule_log = local.schedules.as_ref().map(|dir| dir.join(format!("stage-{}.schedule", config.stage)));
         if let Some(grace) = local.grace_s {
             config.scheduling.drain_grace_s = grace;
         }
+    }
+    // Where a device computes, the cores only drive it.
+    let by_cores = configs.iter().all(|c| c.engine.devices.is_empty() && c.engine.rpc.is_empty());
+    let threads = configs.iter().filter_map(|c| c.engine.threads).max().unwrap_or(1);
+    let frames = by_cores.then(|| shared_frames(cores(), layers.len(), threads));
+    for config in &mut configs {
+        config.scheduling.max_in_flight = config.scheduling.max_in_flight.or(frames);
         config.validate()?;
     }
     Ok(configs)
@@ -187,6 +201,19 @@ mod tests {
         assert!(planned.memory_warning(Some(1)).unwrap().contains("spec.contextLength"));
         assert_eq!(planned.memory_warning(Some(u64::MAX)), None);
         assert_eq!(planned.memory_warning(None), None);
+    }
+
+    #[test]
+    fn frames_under_way_take_no_more_threads_than_there_are_cores() {
+        for (cores, stages, threads, frames) in
+            [(2, 3, 1, 2), (2, 3, 2, 1), (16, 3, 5, 3), (16, 3, 8, 2), (2, 1, 1, 1), (4, 3, 64, 1), (8, 0, 0, 1)]
+        {
+            assert_eq!(
+                shared_frames(cores, stages, threads),
+                frames,
+                "{cores} cores, {stages} stages, {threads} threads"
+            );
+        }
     }
 
     #[test]
