@@ -3,7 +3,7 @@ import contextlib
 import time
 
 from kube import eventually
-from model import ask
+from model import SMALL, ask
 
 
 @contextlib.contextmanager
@@ -24,7 +24,9 @@ def on_its_node(kube, node, uids):
 
 
 def test_a_stage_moves_from_a_node_that_is_silent(create, kube):
-    model = create("moved", stages=3)
+    # Sooner than by default, which is a minute for the toleration and half a minute of grace.
+    soon = [{"key": f"node.kubernetes.io/{what}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5} for what in ("not-ready", "unreachable")]
+    model = create("moved", stages=3, stageDefaults={**SMALL, "tolerations": soon}, deadlines={"drainSeconds": 5})
     model.wait()
     pods = model.pods()
     # Not the node of stage 0, if they are apart.

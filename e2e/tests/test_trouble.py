@@ -132,7 +132,7 @@ def test_a_source_that_is_not_there(create, files, source, words):
 @pytest.fixture
 def turned(models):
     """The sample with one tensor of a wrong shape, in the last of three stages: nothing but loading it tells."""
-    name, path = b"blk.28.ffn_up.weight", models / "turned.gguf"
+    name, path = b"blk.29.ffn_up.weight", models / "turned.gguf"
     data = bytearray((models / FILE).read_bytes())
     at = data.index(name) + len(name) + 4
     data[at:at + 16] = data[at + 8:at + 16] + data[at:at + 8]
