@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from kube import Kube, Refused, eventually
-from model import FILE, SMALL, Model, ask
+from kube import History, Kube, Refused, eventually
+from model import FILE, SMALL, Model, ask, condition
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "e2e/cluster"
@@ -133,15 +133,11 @@ def sample(request, kube, operator, models):
     """The sample over three stages with a GPU each, shared by the tests of a module; `sample.seen` are the states it went through."""
     namespace = new_namespace(kube, slug(request.node.name.removeprefix("test_").removesuffix(".py")))
     claim_models(kube, namespace, models)
-    model = Model.create(kube, "sample", namespace, stages=3, stageDefaults={**SMALL, "gpu": {}})
-    model.seen = []
-
-    def look():
-        status = model.status()
-        if status and (not model.seen or model.seen[-1] != status):
-            model.seen.append(status)
-        return model.is_condition("Ready", "True")()
-    eventually("the sample is ready", look, 240, every=0.2)
+    with History(kube, "splitmodels", "-n", namespace) as history:
+        model = Model.create(kube, "sample", namespace, stages=3, stageDefaults={**SMALL, "gpu": {}})
+        model.wait(seconds=240)
+        eventually("the watch has told so", lambda: condition(history.told[-1][1], "Ready").get("status") == "True", 20)
+    model.seen = [o["status"] for _, o in history.told if "status" in o]
     yield model
     model.delete()
     kube.delete("pv", f"models-{namespace}", wait=False)

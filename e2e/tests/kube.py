@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import subprocess
+import threading
 import time
 
 
@@ -92,6 +93,43 @@ class Kube:
                 show(f"log of {name}", "-n", namespace, "logs", name, "--tail=60", "--all-containers")
                 show(f"earlier log of {name}", "-n", namespace, "logs", name, "--tail=60", "--all-containers", "--previous")
         return "\n".join(parts)
+
+
+class History:
+    """All that a watch of objects told since it began: pairs of the time and the object. No state is too short to be seen."""
+
+    def __init__(self, kube, *arguments):
+        self.told = []
+        self.process = subprocess.Popen([str(kube.programs / "kubectl"), "get", *arguments, "--watch", "-o", "json"], env=kube.environment,
+                                        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        text, decoder = "", json.JSONDecoder()
+        for line in self.process.stdout:
+            text += line
+            if line.rstrip() != "}":
+                continue
+            told, _ = decoder.raw_decode(text)
+            # It begins with a list of what is there where no name is given.
+            self.told += [(time.monotonic(), o) for o in (told["items"] if told["kind"] == "List" else [told])]
+            text = ""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(10)
+        self.reader.join(10)
+        self.process.stdout.close()
+
+    def first(self, what, check, since, seconds):
+        """How long after `since` an object first was so."""
+        def found():
+            return next(((at - since,) for at, o in list(self.told) if at > since and check(o)), None)
+        return eventually(what, found, seconds, every=0.1)[0]
 
 
 def eventually(what, check, seconds=60, every=0.5):

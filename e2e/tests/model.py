@@ -1,7 +1,10 @@
 """A SplitModel of a test: its manifest, what the operator says of it, and the API that clients use."""
+import contextlib
+import time
+
 import openai
 
-from kube import eventually
+from kube import History, eventually
 
 GROUP = "splitmodel.dev/v1alpha1"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -16,6 +19,27 @@ def manifest(name, namespace, **spec):
     spec = {"model": {"source": SOURCE}, "contextLength": 1024, "parallel": 4, "stageDefaults": SMALL,
             "api": {"serviceType": "NodePort"}, **spec}
     return {"apiVersion": GROUP, "kind": "SplitModel", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+def condition(model, kind):
+    """The condition of that type, or an empty one."""
+    return next((c for c in model.get("status", {}).get("conditions", []) if c["type"] == kind), {})
+
+
+def ready_addresses(*slices):
+    return [address for s in slices for e in s.get("endpoints") or [] if e["conditions"].get("ready") for address in e["addresses"]]
+
+
+class Watched:
+    """What clients and users could see of a SplitModel since this began."""
+
+    def __init__(self, models, slices):
+        self.models, self.slices, self.began = models, slices, time.monotonic()
+
+    def lost_readiness(self, seconds):
+        """Seconds from the beginning until `Ready` was false and until the Service had no endpoint; fails when one did not come."""
+        return (self.models.first("Ready is false", lambda m: condition(m, "Ready").get("status") == "False", self.began, seconds),
+                self.slices.first("the Service has no endpoint", lambda s: not ready_addresses(s), self.began, seconds))
 
 
 class Model:
@@ -36,8 +60,7 @@ class Model:
         return (self.object() or {}).get("status", {})
 
     def condition(self, kind):
-        """The condition of that type, or an empty one."""
-        return next((c for c in self.status().get("conditions", []) if c["type"] == kind), {})
+        return condition(self.object() or {}, kind)
 
     def is_condition(self, kind, status, reason=None):
         """Waits for it to be so of the spec as it is now."""
@@ -73,7 +96,15 @@ class Model:
     def endpoints(self):
         """Addresses that the API's Service sends clients to."""
         slices = self.kube.get("endpointslices", namespace=self.namespace, selector=f"kubernetes.io/service-name={self.name}")
-        return [address for s in slices for e in s.get("endpoints") or [] if e["conditions"].get("ready") for address in e["addresses"]]
+        return ready_addresses(*slices)
+
+    @contextlib.contextmanager
+    def watched(self):
+        there = ["-n", self.namespace]
+        with History(self.kube, "splitmodel", self.name, *there) as models, \
+                History(self.kube, "endpointslices", *there, "-l", f"kubernetes.io/service-name={self.name}") as slices:
+            eventually("the watches tell", lambda: models.told and slices.told, 20)
+            yield Watched(models, slices)
 
     def url(self):
         """The API through the Service, at a node's port."""

@@ -193,12 +193,12 @@ def test_a_stopped_process_is_noticed(create, kube):
     model = create("stopped", stages=3)
     model.wait()
     pod = model.pods()[0, 1]
-    process(kube, pod, "STOP")
-    try:
-        eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 60)
-        eventually("the Service has no endpoint", lambda: not model.endpoints(), 30, every=0.2)
-    finally:
-        process(kube, pod, "CONT")
+    with model.watched() as seen:
+        process(kube, pod, "STOP")
+        try:
+            seen.lost_readiness(60)
+        finally:
+            process(kube, pod, "CONT")
     model.wait(seconds=120)
     with model.client() as client:
         assert ask(client, max_tokens=4)
@@ -209,8 +209,9 @@ def test_a_stage_lost_five_times(create, kube):
     model.wait()
     others = {k: v for k, v in model.starts().items() if k != (0, 1)}
     for _ in range(5):
-        kube.kubectl("-n", model.namespace, "delete", "pod", "flaky-0-1-0", "--grace-period=1", timeout=90)
-        eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 20, every=0.2)
+        with model.watched() as seen:
+            kube.kubectl("-n", model.namespace, "delete", "pod", "flaky-0-1-0", "--grace-period=1", timeout=90)
+            seen.lost_readiness(30)
         model.wait(seconds=120)
         with model.client() as client:
             assert ask(client, max_tokens=4)
@@ -221,9 +222,9 @@ def test_a_crashing_stage_takes_readiness_within_seconds(create, kube):
     model = create("crash", stages=3)
     model.wait()
     pod = model.pods()[0, 2]
-    process(kube, pod, "KILL")
-    eventually("no endpoint", lambda: not model.endpoints(), 15, every=0.2)
-    eventually("Ready is false", lambda: model.condition("Ready")["status"] == "False", 15, every=0.2)
+    with model.watched() as seen:
+        process(kube, pod, "KILL")
+        print("from the death of a stage until Ready is false, and until there is no endpoint: %.1f s, %.1f s" % seen.lost_readiness(15))
     model.wait(seconds=120)
     assert stages(model, "restarts") == [0, 0, 1]
 
