@@ -11,7 +11,10 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PublicKeyData as _,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde_json::json;
 
 use crate::apply::{ApplyError, FIELD_MANAGER};
@@ -60,6 +63,15 @@ impl Authority {
         let key = KeyPair::generate()?;
         let cert = ca_params(owner, now)?.self_signed(&key)?;
         Ok(Self { cert: cert.pem(), key: key.serialize_pem() })
+    }
+
+    /// Whether the certificate is one, and of this key: what is signed with another is refused by every stage.
+    fn is_whole(&self) -> bool {
+        let Ok(key) = KeyPair::from_pem(&self.key) else { return false };
+        let Ok(cert) = CertificateDer::from_pem_slice(self.cert.as_bytes()) else { return false };
+        // A certificate holds its key's public half as it is encoded by itself.
+        let public = key.subject_public_key_info();
+        cert.windows(public.len()).any(|part| part == public)
     }
 
     /// What of it goes into annotations.
@@ -175,6 +187,13 @@ impl Certificates {
         Ok(())
     }
 
+    /// Has all Secrets of a SplitModel looked at again: one of them is missed.
+    pub fn look_again(&self, uid: &str) {
+        if let Some(known) = self.lock().get_mut(uid) {
+            known.seen.clear();
+        }
+    }
+
     /// The operator's own certificate for the control services of `owner`'s stages, once there is an authority.
     #[must_use]
     pub fn client(&self, owner: &Owner, now: Timestamp) -> Option<ClientIdentity> {
@@ -247,7 +266,7 @@ impl Certificates {
                 format!("Secret {name} holds no authority (ca.crt and ca.key); delete it, and it is made anew");
             ApplyError::NotReady(NotReady::new(Reason::Refused, message))
         };
-        let authority = found.filter(|a| KeyPair::from_pem(&a.key).is_ok()).ok_or_else(damaged)?;
+        let authority = found.filter(Authority::is_whole).ok_or_else(damaged)?;
         let kept = Authority { cert: authority.cert.clone(), key: authority.key.clone() };
         self.lock().entry(owner.uid.clone()).or_default().authority = Some(kept);
         Ok(authority)
@@ -338,5 +357,15 @@ mod tests {
         let names = leaf.subject_alternative_name().unwrap().unwrap();
         assert!(format!("{:?}", names.value).contains("m-0-1.n.svc"));
         assert!(leaf.extended_key_usage().unwrap().unwrap().value.client_auth);
+    }
+
+    #[test]
+    fn an_authority_that_is_none_is_seen() {
+        let owner = Owner { name: "m".into(), namespace: "n".into(), uid: "u".into() };
+        let (one, two) = (Authority::generate(&owner, Timestamp::now()), Authority::generate(&owner, Timestamp::now()));
+        let (one, two) = (one.unwrap(), two.unwrap());
+        let of = |cert: &str, key: &str| Authority { cert: cert.to_owned(), key: key.to_owned() }.is_whole();
+        assert!(of(&one.cert, &one.key) && of(&two.cert, &two.key));
+        assert!(!of("garbage", &one.key) && !of(&one.cert, "garbage") && !of(&two.cert, &one.key));
     }
 }

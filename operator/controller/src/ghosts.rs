@@ -12,6 +12,21 @@ use crate::observed::{Observed, place};
 /// A successor may say that it is loaded a moment before stage 0 says that its links broke.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Longest pause between two attempts that did not help: something else keeps the stage out, and a chain that serves must not be broken
+/// for it again and again.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// How stage 0's links go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Stage 0 has no formation, or nothing is known of it.
+    Unformed,
+    /// No stage is left out.
+    Whole,
+    /// The chain serves without one of its stages.
+    Divided(Divided),
+}
+
 /// A chain that serves without one of its stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divided {
@@ -21,24 +36,30 @@ pub struct Divided {
     pub formation: u64,
     /// The stage that is loaded and in no formation.
     pub stage: usize,
+    /// Uid of its pod.
+    pub left_out: String,
 }
 
 /// What every stage's present pod says, against what stage 0's says.
 #[must_use]
-pub fn divided(observed: &Observed, chain: u32) -> Option<Divided> {
+pub fn find(observed: &Observed, chain: u32) -> Found {
     let said = |stage| {
         let pod = observed.pods_of(chain, stage).into_iter().find(|p| p.metadata.deletion_timestamp.is_none())?;
         let uid = pod.uid()?;
         observed.reported.get(&uid).map(|status| (uid, status))
     };
-    let (first, status) = said(0)?;
-    if !matches!(status.phase(), Phase::Linked | Phase::Serving) {
-        return None;
-    }
+    let Some((first, status)) = said(0).filter(|(_, s)| matches!(s.phase(), Phase::Linked | Phase::Serving)) else {
+        return Found::Unformed;
+    };
     let stages: BTreeSet<usize> = observed.pods.iter().filter_map(|p| place(p.labels())).map(|(_, s)| s).collect();
-    let left_out = |stage: &usize| said(*stage).is_some_and(|(_, s)| s.phase() == Phase::Loaded);
-    let stage = stages.into_iter().filter(|s| *s > 0).find(left_out)?;
-    Some(Divided { first, formation: status.formation, stage })
+    let left_out = |stage: usize| {
+        let (uid, status) = said(stage)?;
+        (status.phase() == Phase::Loaded).then_some((stage, uid))
+    };
+    match stages.into_iter().filter(|s| *s > 0).find_map(left_out) {
+        Some((stage, left_out)) => Found::Divided(Divided { first, formation: status.formation, stage, left_out }),
+        None => Found::Whole,
+    }
 }
 
 /// What is to be done about a divided chain.
@@ -50,23 +71,35 @@ pub enum Due {
     Now,
 }
 
+/// A stage that is left out.
+#[derive(Debug)]
+struct Case {
+    left_out: String,
+    since: Instant,
+    /// How often stage 0 was told.
+    told: u32,
+}
+
 /// Since when chains are divided, by the uid of stage 0's pod.
 #[derive(Debug, Default)]
 pub struct Watch {
-    since: HashMap<String, (Divided, Instant)>,
+    cases: HashMap<String, Case>,
 }
 
 impl Watch {
-    /// Takes in how a chain is found at `now`. Of the same division stage 0 is told again and again, with pauses between.
+    /// Takes in how a chain is found at `now`. While the same stage is left out stage 0 is told with growing pauses, whatever formations
+    /// it has meanwhile.
     pub fn see(&mut self, found: &Divided, now: Instant) -> Due {
-        let entry = self.since.entry(found.first.clone()).or_insert_with(|| (found.clone(), now));
-        if entry.0 != *found {
-            *entry = (found.clone(), now);
+        let new = || Case { left_out: found.left_out.clone(), since: now, told: 0 };
+        let case = self.cases.entry(found.first.clone()).or_insert_with(new);
+        if case.left_out != found.left_out {
+            *case = new();
         }
-        match PATIENCE.checked_sub(now.duration_since(entry.1)) {
+        let patience = PATIENCE.saturating_mul(2_u32.saturating_pow(case.told)).min(LONGEST);
+        match patience.checked_sub(now.duration_since(case.since)) {
             Some(left) if !left.is_zero() => Due::In(left),
             _ => {
-                entry.1 = now;
+                (case.since, case.told) = (now, case.told + 1);
                 Due::Now
             }
         }
@@ -74,12 +107,12 @@ impl Watch {
 
     /// The chain with this pod of stage 0 is whole.
     pub fn whole(&mut self, first: &str) {
-        self.since.remove(first);
+        self.cases.remove(first);
     }
 
     /// Forgets chains whose stage 0 is gone; `there` are the uids of all pods of stages.
     pub fn keep(&mut self, there: &HashSet<String>) {
-        self.since.retain(|first, _| there.contains(first));
+        self.cases.retain(|first, _| there.contains(first));
     }
 }
 
@@ -117,32 +150,45 @@ mod tests {
     #[test]
     fn a_chain_is_divided_where_a_loaded_stage_is_in_no_formation_and_stage_0_is() {
         use Phase::{Fetching, Linked, Loaded, Serving};
-        let found = |phases| divided(&observed(phases), 0);
-        let want = |stage| Some(Divided { first: "uid-0".to_owned(), formation: 7, stage });
+        let found = |phases| find(&observed(phases), 0);
+        let want = |stage| {
+            let left_out = format!("uid-{stage}");
+            Found::Divided(Divided { first: "uid-0".to_owned(), formation: 7, stage, left_out })
+        };
         assert_eq!(found([Serving, Loaded, Serving]), want(1));
         assert_eq!(found([Linked, Linked, Loaded]), want(2));
-        for whole in [[Serving, Serving, Serving], [Serving, Fetching, Serving], [Loaded, Loaded, Loaded]] {
-            assert_eq!(found(whole), None, "{whole:?}");
+        for whole in [[Serving, Serving, Serving], [Serving, Fetching, Serving]] {
+            assert_eq!(found(whole), Found::Whole, "{whole:?}");
         }
-        assert_eq!(divided(&observed([Serving, Loaded, Serving]), 1), None, "another chain");
+        assert_eq!(found([Loaded, Loaded, Loaded]), Found::Unformed);
+        assert_eq!(find(&observed([Serving, Loaded, Serving]), 1), Found::Unformed, "another chain");
     }
 
     #[test]
-    fn stage_0_is_told_after_some_patience_and_again_while_nothing_changes() {
+    fn stage_0_is_told_after_some_patience_and_then_less_and_less_often() {
         let begin = Instant::now();
         let at = |s| begin + Duration::from_secs(s);
-        let found = Divided { first: "a".to_owned(), formation: 7, stage: 1 };
+        let found = Divided { first: "a".to_owned(), formation: 7, stage: 1, left_out: "b".to_owned() };
         let mut watch = Watch::default();
         assert_eq!(watch.see(&found, at(0)), Due::In(PATIENCE));
         assert_eq!(watch.see(&found, at(2)), Due::In(Duration::from_secs(3)));
         assert_eq!(watch.see(&found, at(5)), Due::Now);
-        assert_eq!(watch.see(&found, at(6)), Due::In(Duration::from_secs(4)));
-        // Another formation begins anew, and so does a chain that was whole.
+        // The next formation is no new case.
         let next = Divided { formation: 8, ..found };
-        assert_eq!(watch.see(&next, at(60)), Due::In(PATIENCE));
+        assert_eq!(watch.see(&next, at(6)), Due::In(Duration::from_secs(9)));
+        assert_eq!(watch.see(&next, at(15)), Due::Now);
+        assert_eq!(watch.see(&next, at(16)), Due::In(Duration::from_secs(19)));
+        let mut now = 35;
+        for _ in 0..20 {
+            assert_eq!(watch.see(&next, at(now)), Due::Now);
+            now += LONGEST.as_secs();
+        }
+        // Another pod is, and so is the same after the chain was whole.
+        let other = Divided { left_out: "c".to_owned(), ..next.clone() };
+        assert_eq!(watch.see(&other, at(now)), Due::In(PATIENCE));
         watch.whole("a");
-        assert_eq!(watch.see(&next, at(70)), Due::In(PATIENCE));
+        assert_eq!(watch.see(&other, at(now + 60)), Due::In(PATIENCE));
         watch.keep(&HashSet::new());
-        assert_eq!(watch.see(&next, at(80)), Due::In(PATIENCE));
+        assert_eq!(watch.see(&other, at(now + 120)), Due::In(PATIENCE));
     }
 }

@@ -89,6 +89,8 @@ impl Reason {
             self,
             Self::InvalidSpec
                 | Self::InspectFailed
+                | Self::NoNode
+                | Self::DoesNotFit
                 | Self::NameTaken
                 | Self::Refused
                 | Self::PodRefused

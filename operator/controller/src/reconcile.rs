@@ -220,9 +220,7 @@ impl Look<'_> {
         let image = same_spec.map_or(&self.context.settings.stage_image, |plan| &plan.image);
         let machines = self.observed.machines();
         let plan = planning::make(self.model, valid, &facts, machines.as_ref(), image);
-        if plan.is_ok() {
-            self.end_inspection().await?;
-        }
+        self.end_inspection().await?;
         Ok(plan)
     }
 
@@ -459,6 +457,11 @@ impl Look<'_> {
                     Some(_) => continue,
                 };
                 if let Some(warning) = self.warning(&name, since).await? {
+                    // Secrets are not watched; the kubelet says which one is not there.
+                    if warning.contains("-tls\" not found") {
+                        self.context.certificates.look_again(&self.owner.uid);
+                        self.again_in(Duration::from_secs(5));
+                    }
                     warnings.insert(name, warning);
                 }
             }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::certificates::ClientIdentity;
-use crate::ghosts::{Divided, Due, Watch, divided};
+use crate::ghosts::{Divided, Due, Found, Watch, find};
 use crate::names::CONTROL_PORT;
 use crate::observed::Observed;
 
@@ -97,9 +97,13 @@ impl Stages {
     /// Has stage 0 form `chain` anew if it serves with a stage that was replaced; returns when to look again, if so.
     pub fn unite(&self, observed: &Observed, chain: u32, stations: &[(Arc<Pod>, Station)]) -> Option<Duration> {
         let first = observed.pods_of(chain, 0).first().and_then(|pod| pod.uid())?;
-        let Some(found) = divided(observed, chain) else {
-            lock(&self.ghosts).whole(&first);
-            return None;
+        let found = match find(observed, chain) {
+            Found::Divided(found) => found,
+            Found::Whole => {
+                lock(&self.ghosts).whole(&first);
+                return None;
+            }
+            Found::Unformed => return None,
         };
         let again = match lock(&self.ghosts).see(&found, Instant::now()) {
             Due::In(time) => return Some(time),

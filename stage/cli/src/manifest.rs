@@ -85,6 +85,8 @@ pub fn override_stages(wanted: &mut Wanted, stages: u32) -> Result<(), CliError>
     }
     if !matches!(wanted.layout, Layout::Layers(_)) {
         wanted.layout = Layout::Stages(stages);
+        // Nodes offer places for as many.
+        wanted.spec.stages = Some(stages);
     }
     Ok(())
 }
@@ -130,6 +132,7 @@ mod tests {
         let model = "  model: { source: 'file://m.gguf' }\n";
         let mut wanted = read(&format!("{model}  stages: 2\n")).unwrap().0;
         override_stages(&mut wanted, 5).unwrap();
+        assert_eq!(wanted.spec.stages, Some(5), "nodes offer places for them");
         assert_eq!(wanted.layout, Layout::Stages(5));
         let mut wanted = read(&format!("{model}  stageList: [{{}}, {{}}]\n")).unwrap().0;
         assert!(override_stages(&mut wanted, 5).unwrap_err().to_string().starts_with("--stages: is 5"));

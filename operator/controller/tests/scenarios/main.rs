@@ -123,7 +123,9 @@ async fn what_does_not_fit_takes_nothing() {
     let message = scene.message("Planned");
     assert!(message.contains("a has only 2 nvidia.com/gpu, and a stage asks for 4; b has only 2"), "{message}");
     assert_eq!(scene.status().phase, Some(Phase::Pending));
+    assert_eq!(scene.condition("Degraded"), ("True".into(), "NoNode".into()));
     assert_eq!(scene.names("StatefulSet"), Vec::<String>::new());
+    assert_eq!(scene.object("/api/v1/namespaces/ns/pods/m-inspect"), None, "what it said is kept");
     let nodes: Vec<_> = scene
         .nodes
         .iter()
