@@ -67,10 +67,12 @@ pub struct SplitModelSpec {
     /// Name of the model in the API; absent: the name of this object.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = Rule::new(r"!self.matches('[\\p{Cc}]')").message("must not contain control characters"))]
     pub model_name: Option<String>,
     /// Further names under which the API serves it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     #[schemars(length(max = 32), inner(length(min = 1, max = 128)))]
+    #[x_kube(validation = Rule::new(r"!self.exists(a, a.matches('[\\p{Cc}]'))").message("must not contain control characters"))]
     pub model_aliases: Vec<String>,
     /// Image of the stages; absent: the operator's own.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -59,6 +59,12 @@ impl SplitModelSpec {
         check_name("spec.model.caConfigMap", "ConfigMap", self.model.ca_config_map.as_ref(), problems);
         check_name("spec.api.keySecret", "Secret", self.api.key_secret.as_ref(), problems);
         check_image("spec.image", self.image.as_ref(), problems);
+        let aliases = self.model_aliases.iter().map(|alias| ("spec.modelAliases", alias));
+        for (field, name) in self.model_name.iter().map(|name| ("spec.modelName", name)).chain(aliases) {
+            if name.contains(char::is_control) {
+                problems.push(Problem::new(field, "must not contain control characters"));
+            }
+        }
         if let (Some(count), Some(list)) = (self.stages, &self.stage_list)
             && count as usize != list.len()
         {

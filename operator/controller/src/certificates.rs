@@ -65,13 +65,9 @@ impl Authority {
         Ok(Self { cert: cert.pem(), key: key.serialize_pem() })
     }
 
-    /// Whether the certificate is one, and of this key: what is signed with another is refused by every stage.
+    /// Whether it can sign: what is signed with another key is refused by every stage.
     fn is_whole(&self) -> bool {
-        let Ok(key) = KeyPair::from_pem(&self.key) else { return false };
-        let Ok(cert) = CertificateDer::from_pem_slice(self.cert.as_bytes()) else { return false };
-        // A certificate holds its key's public half as it is encoded by itself.
-        let public = key.subject_public_key_info();
-        cert.windows(public.len()).any(|part| part == public)
+        is_pair(&self.cert, &self.key)
     }
 
     /// What of it goes into annotations.
@@ -93,6 +89,15 @@ impl Authority {
         let cert = params.signed_by(&key, &issuer)?;
         Ok((cert.pem(), key.serialize_pem()))
     }
+}
+
+/// Whether `cert` is a certificate, and of this `key`; both PEM.
+fn is_pair(cert: &str, key: &str) -> bool {
+    let Ok(key) = KeyPair::from_pem(key) else { return false };
+    let Ok(cert) = CertificateDer::from_pem_slice(cert.as_bytes()) else { return false };
+    // A certificate holds its key's public half as it is encoded by itself.
+    let public = key.subject_public_key_info();
+    cert.windows(public.len()).any(|part| part == public)
 }
 
 fn ca_params(owner: &Owner, now: Timestamp) -> Result<CertificateParams, CertificateError> {
@@ -163,7 +168,7 @@ impl Certificates {
         let authority = self.authority(&api, metrics, owner, now).await?;
         for (chain, stage) in wanting {
             let name = names::tls(&owner.name, chain, stage);
-            let seen = match look(&api, &name, owner).await? {
+            let seen = match look(&api, &name, owner, &authority).await? {
                 Some(seen) if seen.0 == authority.fingerprint() && seen.1.duration_since(now) > days(RENEW_DAYS) => {
                     seen
                 }
@@ -256,11 +261,8 @@ impl Certificates {
             }
         };
         own(&read, owner)?;
-        let text = |key: &str| {
-            let bytes = read.data.as_ref().and_then(|d| d.get(key)).map(|ByteString(b)| b.clone());
-            bytes.and_then(|b| String::from_utf8(b).ok())
-        };
-        let found = text("ca.crt").zip(text("ca.key")).map(|(cert, key)| Authority { cert, key });
+        let found = text(&read, "ca.crt").zip(text(&read, "ca.key"));
+        let found = found.map(|(cert, key)| Authority { cert: cert.to_owned(), key: key.to_owned() });
         let damaged = || {
             let message =
                 format!("Secret {name} holds no authority (ca.crt and ca.key); delete it, and it is made anew");
@@ -299,14 +301,25 @@ fn own(secret: &Secret, owner: &Owner) -> Result<(), ApplyError> {
     Err(ApplyError::NotReady(NotReady::new(reason, format!("Secret {} {what}", secret.name_any()))))
 }
 
-/// Issuer and end of a certificate.
-async fn look(api: &Api<Secret>, name: &str, owner: &Owner) -> Result<Option<(String, Timestamp)>, ApplyError> {
+/// One entry of a Secret, where it is text.
+fn text<'a>(secret: &'a Secret, key: &str) -> Option<&'a str> {
+    let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
+    std::str::from_utf8(bytes).ok()
+}
+
+/// Issuer and end of a certificate that stages can use.
+async fn look(
+    api: &Api<Secret>,
+    name: &str,
+    owner: &Owner,
+    authority: &Authority,
+) -> Result<Option<(String, Timestamp)>, ApplyError> {
     let Some(secret) = api.get_opt(name).await? else { return Ok(None) };
     own(&secret, owner)?;
     let issuer = secret.annotations().get(ISSUED).cloned();
     let expires = secret.annotations().get(EXPIRES).and_then(|t| t.parse().ok());
-    let whole =
-        secret.data.as_ref().is_some_and(|d| ["ca.crt", "tls.crt", "tls.key"].iter().all(|k| d.contains_key(*k)));
+    let whole = text(&secret, "ca.crt") == Some(authority.cert.as_str())
+        && text(&secret, "tls.crt").zip(text(&secret, "tls.key")).is_some_and(|(cert, key)| is_pair(cert, key));
     Ok(issuer.zip(expires).filter(|_| whole))
 }
 

@@ -1,7 +1,7 @@
 //! What a cluster says of its nodes and of the GPUs in them.
 
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
 use splitmodel_api::Quantity;
 
 /// Nodes, and what drivers of dynamic resource allocation publish of their devices; that is known also where GPUs are given out by
@@ -23,13 +23,28 @@ impl Machines<'_> {
         let of_vendor =
             |driver: &str| driver == vendor || driver.strip_suffix(vendor).is_some_and(|d| d.ends_with('.'));
         let slices = self.slices.iter().map(|slice| &slice.spec).filter(|spec| of_vendor(&spec.driver));
+        let slices = slices.filter(|spec| self.is_current(spec));
         let devices = slices.flat_map(|spec| {
             let here =
                 |device: &&Device| device.node_name.as_ref().or(spec.node_name.as_ref()).is_some_and(|n| n == node);
             spec.devices.iter().flatten().filter(here)
         });
-        devices.filter_map(memory).min()
+        devices.filter(|device| is_whole(device)).filter_map(memory).min()
     }
+
+    /// Whether no slice of its pool is newer: a driver that changes its pool leaves the former slices for a while.
+    fn is_current(&self, spec: &ResourceSliceSpec) -> bool {
+        let same = |other: &&&ResourceSlice| other.spec.driver == spec.driver && other.spec.pool.name == spec.pool.name;
+        let newest = self.slices.iter().filter(same).map(|other| other.spec.pool.generation).max();
+        newest.is_none_or(|newest| spec.pool.generation >= newest)
+    }
+}
+
+/// Whether a device is not a part of another one, as MIG devices are: drivers say so in the attribute `type`.
+fn is_whole(device: &Device) -> bool {
+    let attributes = device.attributes.iter().flatten();
+    let mut types = attributes.filter(|(name, _)| name.rsplit('/').next() == Some("type"));
+    types.all(|(_, value)| value.string.as_deref().is_none_or(|kind| kind == "gpu"))
 }
 
 /// Bytes of a device; the name of its capacity may carry the driver's domain.
@@ -74,5 +89,20 @@ mod tests {
         for (node, resource) in [("d", "nvidia.com/gpu"), ("a", "amd.com/gpu"), ("a", "gpu")] {
             assert_eq!(memory(node, resource), None, "{node} {resource}");
         }
+    }
+
+    #[test]
+    fn former_slices_and_parts_of_devices_do_not_count() {
+        let mut slices = [
+            slice(
+                "  driver: gpu.nvidia.com\n  nodeName: a\n  devices: [{name: g0, capacity: {memory: {value: 8Gi}}}]\n",
+            ),
+            slice(
+                "  driver: gpu.nvidia.com\n  nodeName: a\n  devices:\n  - {name: g0, attributes: {type: {string: gpu}}, capacity: {memory: {value: 80Gi}}}\n  - {name: m0, attributes: {gpu.nvidia.com/type: {string: mig}}, capacity: {memory: {value: 10Gi}}}\n",
+            ),
+        ];
+        slices[1].spec.pool.generation = 2;
+        let machines = Machines { slices: slices.iter().collect(), ..Machines::default() };
+        assert_eq!(machines.published_memory("a", "nvidia.com/gpu"), Some(80 << 30));
     }
 }

@@ -32,11 +32,18 @@ pub enum Command {
     /// Make the links of a running chain slower, for tests and planning.
     Link(LinkArgs),
     /// The same for a Kubernetes cluster, where `kubectl splitmodel` is short for it.
-    Cluster {
-        /// What to do.
-        #[command(subcommand)]
-        command: ClusterCommand,
-    },
+    Cluster(ClusterArgs),
+}
+
+/// A cluster, and what to do with it.
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    /// Which cluster; before the command or behind it, as with kubectl.
+    #[command(flatten)]
+    pub target: Target,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ClusterCommand,
 }
 
 /// SplitModels of a Kubernetes cluster: their chains, plans for its nodes, and a conversation.
@@ -49,9 +56,9 @@ pub enum Command {
     arg_required_else_help = true
 )]
 pub struct Plugin {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: ClusterCommand,
+    /// Where, and what.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// What `kubectl splitmodel` can do.
@@ -69,13 +76,13 @@ pub enum ClusterCommand {
 #[derive(Clone, Debug, Default, Args)]
 pub struct Target {
     /// Namespace [default: that of the context].
-    #[arg(short, long, value_name = "NAMESPACE")]
+    #[arg(short, long, global = true, value_name = "NAMESPACE", value_parser = namespace)]
     pub namespace: Option<String>,
     /// Context of the kubeconfig [default: its current one].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
     /// The kubeconfig [default: those of $KUBECONFIG, else ~/.kube/config].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -85,11 +92,8 @@ pub struct ClusterStatusArgs {
     /// The SplitModel [default: all of the namespace].
     #[arg(value_parser = object_name)]
     pub name: Option<String>,
-    /// Where it is.
-    #[command(flatten)]
-    pub target: Target,
-    /// All SplitModels of all namespaces.
-    #[arg(short = 'A', long, conflicts_with_all = ["name", "namespace"])]
+    /// All SplitModels of all namespaces, whichever --namespace names.
+    #[arg(short = 'A', long, conflicts_with = "name")]
     pub all_namespaces: bool,
     /// Draw again every two seconds, until Ctrl-C.
     #[arg(short, long)]
@@ -102,9 +106,6 @@ pub struct ClusterPlanArgs {
     /// The SplitModel manifest (YAML).
     #[arg(short, long = "filename", value_name = "FILE")]
     pub file: PathBuf,
-    /// Which cluster.
-    #[command(flatten)]
-    pub target: Target,
     /// The model's GGUF file, or what `splitmodel-stage inspect` wrote of it [default: a source that is a file of this machine,
     /// else what the operator read of the SplitModel of that name].
     #[arg(long, value_name = "FILE")]
@@ -123,12 +124,18 @@ pub struct ClusterChatArgs {
     /// The SplitModel.
     #[arg(value_parser = object_name)]
     pub name: String,
-    /// Where it is.
-    #[command(flatten)]
-    pub target: Target,
     /// How to talk.
     #[command(flatten)]
     pub chat: ChatOptions,
+}
+
+/// A namespace: a label of DNS, safe in a path.
+fn namespace(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if text.is_empty() || text.len() > 63 || !text.chars().all(fits) || text.starts_with('-') {
+        return Err("namespaces have lower-case letters, digits and '-' only".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// A name of an object, safe in a path.

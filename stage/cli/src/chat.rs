@@ -34,7 +34,7 @@ pub async fn talk(url: &str, options: ChatOptions) -> Result<(), CliError> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     loop {
         if interactive {
-            ui::text("> ");
+            ui::text("> ")?;
         }
         let line = tokio::select! {
             line = lines.next_line() => line,
@@ -58,10 +58,10 @@ pub async fn talk(url: &str, options: ChatOptions) -> Result<(), CliError> {
                     }
                 };
                 match turn {
-                    Err(error) if interactive => ui::note(&format!("error: {error}")),
+                    Err(error) if interactive && !error.is_closed_output() => ui::note(&format!("error: {error}")),
                     other => other?,
                 }
-                ui::line("");
+                ui::line("")?;
             }
         }
     }
@@ -146,7 +146,7 @@ impl Chat {
                     return Err(failed(format!("the answer ended early: {words}")));
                 }
                 if let Some(text) = event.pointer("/choices/0/delta/content").and_then(Value::as_str) {
-                    ui::text(text);
+                    ui::text(text)?;
                     answer.push_str(text);
                 }
             }

@@ -104,6 +104,9 @@ pub enum CliError {
     /// The cluster was no help.
     #[error(transparent)]
     Cluster(#[from] Box<crate::cluster::ClusterError>),
+    /// Standard output takes no more.
+    #[error("cannot write the output: {0}")]
+    Output(std::io::Error),
     /// Something of the operating system failed.
     #[error("cannot {action}: {source}")]
     System {
@@ -121,6 +124,12 @@ impl From<crate::cluster::ClusterError> for CliError {
 }
 
 impl CliError {
+    /// Whether nobody reads the output any more, as after `| head`: an end, not a failure.
+    #[must_use]
+    pub fn is_closed_output(&self) -> bool {
+        matches!(self, Self::Output(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+
     /// For `map_err`: a failure to do `action` with `path`.
     pub fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();

@@ -5,5 +5,5 @@ use clap::Parser;
 use splitmodel_cli::args::Plugin;
 
 fn main() -> ExitCode {
-    splitmodel_cli::execute(splitmodel_cli::cluster::run(Plugin::parse().command))
+    splitmodel_cli::execute(splitmodel_cli::cluster::run(Plugin::parse().cluster))
 }

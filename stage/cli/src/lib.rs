@@ -34,7 +34,7 @@ pub async fn run(cli: Cli) -> Result<(), CliError> {
         Command::Chat(args) => chat::run(args).await,
         Command::Status(args) => status::run(args).await,
         Command::Link(args) => link::run(args).await,
-        Command::Cluster { command } => cluster::run(command).await,
+        Command::Cluster(args) => cluster::run(args).await,
     }
 }
 
@@ -52,6 +52,7 @@ pub fn execute(program: impl Future<Output = Result<(), CliError>>) -> ExitCode 
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_closed_output() => ExitCode::SUCCESS,
         Err(error) => {
             ui::note(&format!("error: {error}"));
             ExitCode::FAILURE

@@ -36,7 +36,7 @@ pub async fn run(args: LinkArgs) -> Result<(), CliError> {
     }
     for (mut client, status) in stages {
         client.set_conditioning(conditioning).await?;
-        ui::line(&format!("{}: {}", link_of(&status), words(&conditioning)));
+        ui::line(&format!("{}: {}", link_of(&status), words(&conditioning)))?;
     }
     Ok(())
 }

@@ -116,11 +116,10 @@ impl Planned {
     /// Prints the table, or JSON.
     ///
     /// # Errors
-    /// [`CliError::Plan`] for a number that JSON does not have.
+    /// [`CliError::Plan`] for a number that JSON does not have, [`CliError::Output`].
     pub fn print(&self, json: bool) -> Result<(), CliError> {
         if !json {
-            ui::line(&self.table());
-            return Ok(());
+            return ui::line(&self.table());
         }
         let f = &self.facts;
         let model = ModelFactsShort {
@@ -132,8 +131,7 @@ impl Planned {
             n_embd: f.n_embd,
         };
         let json = Json { name: &self.wanted.name, model: &model, plan: &self.plan };
-        ui::line(&serde_json::to_string_pretty(&json).map_err(|e| CliError::Plan(e.to_string()))?);
-        Ok(())
+        ui::line(&serde_json::to_string_pretty(&json).map_err(|e| CliError::Plan(e.to_string()))?)
     }
 
     /// A warning if the stages together need more than the `available` bytes of this machine.

@@ -65,8 +65,7 @@ fn write(model: &Model, first: u32, end: u32, out: &Path) -> Result<(), CliError
     let failed = |e: splitmodel_gguf::Error| CliError::Model { model: model.file().to_owned(), message: e.to_string() };
     let plan = SlicePlan::new(model, Package::Stage { first, end }).map_err(failed)?;
     let written = plan.write(out, &mut |_, _| {}).map_err(failed)?;
-    ui::line(&format!("{}: layers [{first}, {end}), {}", out.display(), ui::bytes(written.bytes)));
-    Ok(())
+    ui::line(&format!("{}: layers [{first}, {end}), {}", out.display(), ui::bytes(written.bytes)))
 }
 
 #[cfg(test)]

@@ -32,17 +32,17 @@ pub async fn run(args: StatusArgs) -> Result<(), CliError> {
         chains.push((run, stages));
     }
     if args.json {
-        ui::line(&json(&chains));
+        ui::line(&json(&chains))?;
     } else if chains.is_empty() {
-        ui::line(&none);
+        ui::line(&none)?;
     }
     let mut first_error = None;
     for (run, stages) in chains {
         if !args.json {
             if !run.url.is_empty() {
-                ui::line(&format!("{} at {} (process {})", run.name, run.url, run.pid));
+                ui::line(&format!("{} at {} (process {})", run.name, run.url, run.pid))?;
             }
-            ui::text(&table(&run.control, &stages));
+            ui::text(&table(&run.control, &stages))?;
         }
         first_error = first_error.or_else(|| stages.into_iter().find_map(Result::err));
     }

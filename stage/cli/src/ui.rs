@@ -2,18 +2,23 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// Writes a line to standard output. A reader that went away is no error.
-pub fn line(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}");
-    let _ = out.flush();
+use crate::error::CliError;
+
+/// Writes a line to standard output, at once.
+///
+/// # Errors
+/// [`CliError::Output`].
+pub fn line(text: &str) -> Result<(), CliError> {
+    self::text(&format!("{text}\n"))
 }
 
 /// Writes text without a line end to standard output, at once.
-pub fn text(text: &str) {
+///
+/// # Errors
+/// [`CliError::Output`].
+pub fn text(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Output)
 }
 
 /// Writes a line to standard error.

@@ -50,6 +50,24 @@ fn a_plan_is_a_table_of_stages() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_told() {
+    let dir = scene("  stages: 2\n");
+    let plan = |out: std::process::Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_splitmodel"));
+        command.current_dir(dir.path()).args(["plan", "m.yaml"]).stdout(out).output().unwrap()
+    };
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let out = plan(full.into());
+    assert_eq!(out.status.code(), Some(1));
+    assert!(std::str::from_utf8(&out.stderr).unwrap().contains("cannot write the output: No space left"), "{out:?}");
+    // Who stops reading wanted no more.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = plan(writer.into());
+    assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
+}
+
+#[test]
 fn a_plan_for_devices_names_them() {
     let dir = scene("  stages: 2\n");
     let out = splitmodel(dir.path(), &["plan", "m.yaml", "--device", "left=1Gi", "--device", "right=2Gi", "--json"]);

@@ -147,6 +147,8 @@ pub fn against_rules() -> Vec<(&'static str, Value)> {
         ("spec.pods.priorityClassName", with(json!({"pods": {"priorityClassName": "a b"}}))),
         ("spec.stageDefaults.nodeSelector", with(json!({"stageDefaults": {"nodeSelector": {"pool": "a b"}}}))),
         ("spec.stageDefaults.nodeSelector", with(json!({"stageDefaults": {"nodeSelector": {"": "a"}}}))),
+        ("spec.modelName", with(json!({"modelName": "a\nb"}))),
+        ("spec.modelAliases", with(json!({"modelAliases": ["a", "b\tc"]}))),
         ("spec.stageDefaults.runtimeClassName", with(json!({"stageDefaults": {"runtimeClassName": "nvidia/x"}}))),
         (
             "spec.cacheVolume.storageClassName",

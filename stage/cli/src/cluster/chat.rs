@@ -7,7 +7,7 @@ use splitmodel_topology::names;
 use super::ClusterError;
 use super::connect::Connection;
 use super::forward::{self, Forward};
-use crate::args::ClusterChatArgs;
+use crate::args::{ClusterChatArgs, Target};
 use crate::error::CliError;
 use crate::{chat, ui};
 
@@ -15,8 +15,8 @@ use crate::{chat, ui};
 ///
 /// # Errors
 /// [`ClusterError`] when nothing serves or a right is missing, else as [`chat::talk`].
-pub async fn run(args: ClusterChatArgs) -> Result<(), CliError> {
-    let connection = Connection::open(&args.target).await?;
+pub async fn run(target: &Target, args: ClusterChatArgs) -> Result<(), CliError> {
+    let connection = Connection::open(target).await?;
     let model = connection.get(&args.name).await?;
     let Some(pod) = forward::ready_pods(&connection, &args.name).await?.into_iter().next() else {
         return Err(ClusterError::NotServing { name: args.name, why: why_not(&model) }.into());

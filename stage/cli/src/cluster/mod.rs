@@ -12,17 +12,18 @@ mod status;
 pub use draw::{Rates, draw};
 pub use error::ClusterError;
 
-use crate::args::ClusterCommand;
+use crate::args::{ClusterArgs, ClusterCommand};
 use crate::error::CliError;
 
 /// Does what the command says.
 ///
 /// # Errors
 /// [`CliError`].
-pub async fn run(command: ClusterCommand) -> Result<(), CliError> {
-    match command {
-        ClusterCommand::Status(args) => status::run(args).await,
-        ClusterCommand::Plan(args) => plan::run(args).await,
-        ClusterCommand::Chat(args) => chat::run(args).await,
+pub async fn run(cluster: ClusterArgs) -> Result<(), CliError> {
+    let target = cluster.target;
+    match cluster.command {
+        ClusterCommand::Status(args) => status::run(&target, args).await,
+        ClusterCommand::Plan(args) => plan::run(&target, args).await,
+        ClusterCommand::Chat(args) => chat::run(&target, args).await,
     }
 }

@@ -13,7 +13,7 @@ use splitmodel_topology::{Machines, Wanted, names, place};
 
 use super::ClusterError;
 use super::connect::Connection;
-use crate::args::ClusterPlanArgs;
+use crate::args::{ClusterPlanArgs, Target};
 use crate::error::CliError;
 use crate::planning::{self, Planned};
 use crate::{manifest, ui};
@@ -27,14 +27,14 @@ const FACTS: &[u8] = b"splitmodel-facts-";
 ///
 /// # Errors
 /// [`CliError`]: the manifest's field, what is not known of the model, or what is missing with each node's reason.
-pub async fn run(args: ClusterPlanArgs) -> Result<(), CliError> {
+pub async fn run(target: &Target, args: ClusterPlanArgs) -> Result<(), CliError> {
     let model = manifest::read(&args.file)?;
     let mut wanted = manifest::wanted(&model, &args.file)?;
     if let Some(stages) = args.stages {
         manifest::override_stages(&mut wanted, stages)?;
     }
-    let mut connection = Connection::open(&args.target).await?;
-    if let (None, Some(namespace)) = (&args.target.namespace, model.namespace()) {
+    let mut connection = Connection::open(target).await?;
+    if let (None, Some(namespace)) = (&target.namespace, model.namespace()) {
         connection = connection.within(&namespace);
     }
     let facts = facts(&args, &model, &connection).await?;

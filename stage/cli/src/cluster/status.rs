@@ -10,7 +10,7 @@ use super::ClusterError;
 use super::connect::Connection;
 use super::draw::{Rates, draw};
 use super::meter::Meter;
-use crate::args::ClusterStatusArgs;
+use crate::args::{ClusterStatusArgs, Target};
 use crate::error::CliError;
 use crate::ui;
 
@@ -22,13 +22,13 @@ const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 /// Draws one SplitModel or all of a namespace; with `--watch` again and again, until Ctrl-C.
 ///
 /// # Errors
-/// [`ClusterError`]; while watching only of the first look.
-pub async fn run(args: ClusterStatusArgs) -> Result<(), CliError> {
-    let connection = Connection::open(&args.target).await?;
+/// [`ClusterError`], while watching only of the first look; [`CliError::Output`].
+pub async fn run(target: &Target, args: ClusterStatusArgs) -> Result<(), CliError> {
+    let connection = Connection::open(target).await?;
     let mut meters = BTreeMap::new();
     let mut shown = picture(&connection, &args, &mut meters).await?;
     let clears = args.watch && std::io::stdout().is_terminal();
-    ui::text(&if clears { format!("{CLEAR}{shown}") } else { shown.clone() });
+    ui::text(&if clears { format!("{CLEAR}{shown}") } else { shown.clone() })?;
     if !args.watch {
         return Ok(());
     }
@@ -39,9 +39,9 @@ pub async fn run(args: ClusterStatusArgs) -> Result<(), CliError> {
             Err(error) => format!("error: {error}\n"),
         };
         if clears {
-            ui::text(&format!("{CLEAR}{now}"));
+            ui::text(&format!("{CLEAR}{now}"))?;
         } else if now != shown {
-            ui::text(&format!("\n{now}"));
+            ui::text(&format!("\n{now}"))?;
         }
         shown = now;
     }

@@ -46,11 +46,14 @@ impl Progress {
         }
     }
 
-    /// Writes a line to standard output without disturbing the bars.
+    /// Writes a line to standard output without disturbing the bars. A chain serves also when nobody reads it.
     pub fn print(&self, line: &str) {
-        match &self.bars {
+        let written = match &self.bars {
             Some((multi, _)) => multi.suspend(|| ui::line(line)),
             None => ui::line(line),
+        };
+        if let Err(error) = written {
+            ui::note(&format!("warning: {error}"));
         }
     }
 

@@ -6,7 +6,7 @@ mod common;
 mod fake;
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -106,8 +106,36 @@ fn without_a_name_all_of_the_namespace_are_drawn() {
     cluster.answer(everywhere, list("SplitModel", vec![]));
     assert_eq!(stdout(&plugin(&cluster.kubeconfig(), &["status", "-A"], "")), "the cluster has no SplitModels\n");
     cluster.answer(&MODELS.replace("team", "empty"), list("SplitModel", vec![]));
-    let out = plugin(&cluster.kubeconfig(), &["status", "-n", "empty"], "");
-    assert_eq!(stdout(&out), "namespace empty has no SplitModels\n");
+    for args in [&["status", "-n", "empty"], &["-n", "empty", "status"]] {
+        let out = plugin(&cluster.kubeconfig(), args, "");
+        assert_eq!(stdout(&out), "namespace empty has no SplitModels\n");
+    }
+    let out = plugin(&cluster.kubeconfig(), &["-n", "empty", "status", "-A"], "");
+    assert_eq!(stdout(&out), "the cluster has no SplitModels\n");
+    let out = plugin(&cluster.kubeconfig(), &["status", "-n", "b/../x"], "");
+    assert_eq!(out.status.code(), Some(2), "{out:?}");
+    assert!(std::str::from_utf8(&out.stderr).unwrap().contains("namespaces have lower-case letters"), "{out:?}");
+}
+
+#[test]
+fn watching_ends_with_its_reader() {
+    let cluster = Cluster::start();
+    let model = SERVING.replacen("phase: Serving", "phase: Loading", 1);
+    cluster.model(&model);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kubectl-splitmodel"))
+        .args(["status", "qwen", "--watch"])
+        .env("KUBECONFIG", cluster.kubeconfig())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // As `| head -1` does.
+    let mut first = String::new();
+    std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.starts_with("qwen"), "{first}");
+    cluster.model(SERVING);
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
 }
 
 #[test]
