@@ -87,6 +87,27 @@ def test_a_change_rolls_one_chain_at_a_time_and_no_request_is_lost(create, kube)
     assert len(model.children("configmaps", ",splitmodel.dev/chain")) == 2, "configurations of the old revision are left"
 
 
+def test_a_stream_that_outlasts_the_grace_is_told(create, kube):
+    model = create("brief", stages=2, deadlines={"drainSeconds": 2})
+    model.wait()
+    pieces = []
+
+    def stream(client):
+        messages = [{"role": "user", "content": "Count to a thousand."}]
+        for chunk in client.chat.completions.create(model="brief", messages=messages, stream=True, max_tokens=980, extra_body={"ignore_eos": True}):
+            pieces.append(chunk.choices[0].delta.content or "")
+    with model.client() as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream, client)
+        eventually("the stream flows", lambda: len(pieces) > 10, 60, every=0.05)
+        kube.patch("splitmodel", "brief", {"spec": {"contextLength": 1056}}, model.namespace)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            running.result(120)
+    assert 10 < len(pieces) < 980
+    model.wait(seconds=240)
+    with model.client() as client:
+        assert ask(client)
+
+
 def test_fewer_stages(create, kube):
     model = create("fewer", stages=3)
     model.wait()
