@@ -21,6 +21,13 @@ pub fn text(text: &str) -> Result<(), CliError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Output)
 }
 
+/// Writes a line to standard output for whoever still reads it: what goes on without a reader must not end for want of one.
+pub fn offer(text: &str) {
+    if let Err(error) = line(text) {
+        note(&format!("warning: {error}"));
+    }
+}
+
 /// Writes a line to standard error.
 pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");

@@ -50,7 +50,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         planned = planning => planned.map_err(|e| CliError::Plan(format!("planning was cut short: {e}")))??,
         () = signals.next() => return Ok(()),
     };
-    ui::line(&planned.table())?;
+    ui::offer(&planned.table());
     if let Some(warning) = planned.memory_warning(planning::available_memory()) {
         ui::note(&warning);
     }

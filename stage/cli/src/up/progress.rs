@@ -46,14 +46,11 @@ impl Progress {
         }
     }
 
-    /// Writes a line to standard output without disturbing the bars. A chain serves also when nobody reads it.
+    /// Writes a line to standard output without disturbing the bars.
     pub fn print(&self, line: &str) {
-        let written = match &self.bars {
-            Some((multi, _)) => multi.suspend(|| ui::line(line)),
-            None => ui::line(line),
-        };
-        if let Err(error) = written {
-            ui::note(&format!("warning: {error}"));
+        match &self.bars {
+            Some((multi, _)) => multi.suspend(|| ui::offer(line)),
+            None => ui::offer(line),
         }
     }
 
