@@ -25,8 +25,9 @@ fn main() -> ExitCode {
         Some("serve") => fake::serve_stage(&args[1..]),
         Some("hold") => fake::hold(&args[1]),
         _ => {
-            let tests: [(&str, fn()); 14] = [
+            let tests: [(&str, fn()); 15] = [
                 ("serves_and_ctrl_c_leaves_nothing", serves_and_ctrl_c_leaves_nothing),
+                ("serves_also_when_nobody_reads", serves_also_when_nobody_reads),
                 ("a_killed_stage_is_started_again", a_killed_stage_is_started_again),
                 ("a_stage_that_served_is_not_given_up", a_stage_that_served_is_not_given_up),
                 ("a_hanging_stage_is_killed_and_started_again", a_hanging_stage_is_killed_and_started_again),
@@ -259,6 +260,16 @@ fn serves_and_ctrl_c_leaves_nothing() {
     assert!(scene.all_pids().into_iter().all(is_gone));
     assert_eq!(files_below(&scene.path("state")), Vec::<PathBuf>::new());
     assert!(scene.status().starts_with("no chain is running here"));
+}
+
+fn serves_also_when_nobody_reads() {
+    let scene = Scene::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut child = scene.command(&[]).stdin(Stdio::null()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+    until(|| scene.status().matches("serving").count() == 3, &|| scene.status());
+    kill(i32::try_from(child.id()).unwrap(), Signal::INT);
+    assert!(child.wait().unwrap().success());
 }
 
 fn a_killed_stage_is_started_again() {
