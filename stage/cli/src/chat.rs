@@ -80,7 +80,8 @@ struct Chat {
 impl Chat {
     async fn open(url: &str, options: ChatOptions) -> Result<Self, CliError> {
         let base = http::base(url)?;
-        let client = http::client(&base)?;
+        // Minutes may lie between two turns, and the pod of the last one may be gone.
+        let client = http::client(&base, http::Idle::Closed)?;
         let url = http::join(&base, "v1/chat/completions")?;
         let model = match &options.model {
             Some(model) => model.clone(),

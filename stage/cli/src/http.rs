@@ -31,17 +31,30 @@ pub fn join(base: &Url, path: &str) -> Result<Url, CliError> {
     Url::parse(&format!("{root}/{path}")).map_err(|e| CliError::Flag { flag: "url", message: e.to_string() })
 }
 
+/// What becomes of a connection whose answer is complete.
+#[derive(Clone, Copy, Debug)]
+pub enum Idle {
+    /// The next request goes over it. When the server ended it meanwhile, and that did not come through yet, the request fails.
+    Kept,
+    /// Each request has its own.
+    Closed,
+}
+
 /// A client for `base`. Proxies are not asked for this machine's own addresses.
 ///
 /// # Errors
 /// [`CliError::Api`] when TLS cannot be set up.
-pub fn client(base: &Url) -> Result<Client, CliError> {
+pub fn client(base: &Url, idle: Idle) -> Result<Client, CliError> {
     // A second call finds it installed: fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let host = base.host_str().unwrap_or_default().trim_matches(['[', ']']);
     let local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     let builder = Client::builder().connect_timeout(CONNECT);
     let builder = if local { builder.no_proxy() } else { builder };
+    let builder = match idle {
+        Idle::Kept => builder,
+        Idle::Closed => builder.pool_max_idle_per_host(0),
+    };
     builder.build().map_err(|e| api_error(base, &e))
 }
 

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 use common::{Server, delta, json, models, sse};
@@ -57,6 +58,28 @@ fn each_line_is_a_turn_of_one_conversation() {
         }),
         "commands are for people at a terminal; in a script they are messages"
     );
+}
+
+/// A server that is replaced behind a forwarded port: the old connection is still open when the next message comes.
+#[test]
+fn no_turn_goes_over_the_connection_of_an_earlier_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serving = std::thread::spawn(move || {
+        for word in ["one", "two"] {
+            let (stream, _) = listener.accept().unwrap();
+            common::read(&stream);
+            let body = format!("data: {}\n\ndata: [DONE]\n\n", delta(word));
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n";
+            write!(&stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+            // What comes next over it is lost with it.
+            std::thread::spawn(move || (&stream).read(&mut [0]));
+        }
+    });
+    let out = chat(&url, &["--model", "m"], "a\nb\n");
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(text(&out.stdout), "one\ntwo\n");
+    serving.join().unwrap();
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl Probe {
             .await
             .map_err(|e| e.to_string())?;
         let base = http::base(&format!("http://{}", forward.address)).map_err(|e| e.to_string())?;
-        let client = http::client(&base).map_err(|e| e.to_string())?;
+        let client = http::client(&base, http::Idle::Kept).map_err(|e| e.to_string())?;
         Ok(Self { pod: pod.to_owned(), forward, client, trouble, last: None })
     }
 }

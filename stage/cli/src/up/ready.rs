@@ -40,7 +40,7 @@ pub fn curl_line(url: &str, model: &str, keyed: bool) -> String {
 /// [`CliError`] when it cannot even be asked.
 pub async fn until_ready(api: SocketAddr) -> Result<(), CliError> {
     let base = http::base(&url(api))?;
-    let client = http::client(&base)?;
+    let client = http::client(&base, http::Idle::Kept)?;
     let ready = http::join(&base, "ready")?;
     loop {
         let answer = client.get(ready.clone()).timeout(TIMEOUT).send().await;
