@@ -14,7 +14,8 @@ them. Figures:
     MiB         memory of the processes at the end, pages that they share counted once (PSS)
 """
 import argparse
-import asyncio
+import concurrent.futures
+import http.client
 import json
 import os
 import pathlib
@@ -23,8 +24,6 @@ import statistics
 import sys
 import time
 import uuid
-
-import httpx
 
 LINES = ["Rain fell on the slate roofs until the gutters sang.", "A ferry crossed the bay with nine cars and one horse.",
          "Every lamp in the street had its own kind of light.", "The clockmaker closed at six and opened again at ten."]
@@ -62,67 +61,74 @@ def mebibytes(roots):
     return sum(int(re.search(r"^Pss: +(\d+)", text, re.M)[1]) for text in rollups) / 1024
 
 
-async def stream(client, base, text, tokens, ban):
+def stream(server, text, tokens, ban):
     """(time of the request, times of the tokens, usage)."""
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}, "logit_bias": {str(t): -100 for t in ban}}
     began, times, usage = time.perf_counter(), [], {}
-    async with client.stream("POST", base + "/v1/chat/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
+    # A client on the machine that is measured takes time from the servers that use all of it, so it is a plain one.
+    connection = http.client.HTTPConnection(server.host, timeout=600)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"{server.name}: HTTP {answer.status}: {answer.read().decode()}")
+        for line in answer:
+            if not line.startswith(b"data: {"):
                 continue
             chunk = json.loads(line[6:])
             if any(c.get("delta", {}).get("content") for c in chunk.get("choices") or []):
                 times.append(time.perf_counter())
             usage = chunk.get("usage") or usage
+    finally:
+        connection.close()
     return began, times, usage
 
 
-async def decode(client, server, streams, args):
+def decode(pool, server, streams, args):
     """(tokens per second, CPU milliseconds per token)."""
-    jobs = [stream(client, server.base, f"Tell the long story number {i}.", args.tokens, args.ban) for i in range(streams)]
     before = cpu_ms(server.pids)
-    done = await asyncio.gather(*jobs)
+    jobs = [pool.submit(stream, server, f"Tell the long story number {i}.", args.tokens, args.ban) for i in range(streams)]
+    done = [job.result() for job in jobs]
     used = cpu_ms(server.pids) - before
     first, last = min(t[0] for _, t, _ in done), max(t[-1] for _, t, _ in done)
     tokens = sum(u["completion_tokens"] for _, _, u in done)
     return (tokens - len(done)) / (last - first), used / tokens
 
 
-async def prefill(client, server, tokens):
-    began, times, usage = await stream(client, server.base, prompt(tokens), 1, [])
+def prefill(server, tokens):
+    began, times, usage = stream(server, prompt(tokens), 1, [])
     return times[0] - began, usage["prompt_tokens"] / (times[0] - began)
 
 
-async def disturbed(client, server, args):
-    running = asyncio.create_task(stream(client, server.base, "Tell a very long story.", args.tokens, args.ban))
-    await asyncio.sleep(0.5)
+def disturbed(pool, server, args):
+    running = pool.submit(stream, server, "Tell a very long story.", args.tokens, args.ban)
+    time.sleep(0.5)
     begin = time.perf_counter()
-    await stream(client, server.base, prompt(min(args.prompts)), 1, [])
+    stream(server, prompt(min(args.prompts)), 1, [])
     end = time.perf_counter()
-    _, times, _ = await running
+    _, times, _ = running.result()
     gaps = sorted(b - a for a, b in zip(times, times[1:]) if begin <= b and a <= end)
     return gaps[int(len(gaps) * 0.95)] if gaps else float("nan")
 
 
-async def measure(args):
+def measure(args):
     figures = {server.name: {} for server in args.servers}
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+    with concurrent.futures.ThreadPoolExecutor(max(args.streams) + 1) as pool:
         for server in args.servers:
-            await decode(client, server, 1, args)  # the first request pays for caches that fill
+            decode(pool, server, 1, args)  # the first request pays for caches that fill
         for run in range(args.runs):
             for server in args.servers if run % 2 == 0 else args.servers[::-1]:
                 put = lambda key, value: figures[server.name].setdefault(key, []).append(value)  # noqa: B023
                 for streams in args.streams:
-                    speed, used = await decode(client, server, streams, args)
+                    speed, used = decode(pool, server, streams, args)
                     put(f"decode {streams}", speed)
                     put(f"cpu {streams}", used)
                 for tokens in args.prompts:
-                    ttft, speed = await prefill(client, server, tokens)
+                    ttft, speed = prefill(server, tokens)
                     put(f"ttft {tokens}", ttft)
                     put(f"prefill {tokens}", speed)
-                put("gap p95", await disturbed(client, server, args))
+                put("gap p95", disturbed(pool, server, args))
                 put("MiB", mebibytes(server.pids))
                 put("load", os.getloadavg()[0])
             print(f"run {run + 1} of {args.runs}", file=sys.stderr)
@@ -147,7 +153,8 @@ class Server:
 
     def __init__(self, text):
         self.name, _, rest = text.partition("=")
-        self.base, _, pids = rest.partition("@")
+        base, _, pids = rest.partition("@")
+        self.host = base.removeprefix("http://")
         self.pids = [int(pid) for pid in pids.split(",")]
 
 
@@ -169,7 +176,7 @@ def main():
     names = [server.name for server in args.servers]
     if unknown := set(args.base or []) - set(names):
         parser.error(f"--base: there is no server {', '.join(unknown)}")
-    figures = asyncio.run(measure(args))
+    figures = measure(args)
     table(figures, args.base or names[:1])
     if args.json:
         with open(args.json, "w", encoding="utf-8") as out:

@@ -6,7 +6,6 @@ cd "$(dirname "$0")/.."
 
 bin=${CARGO_TARGET_DIR:-$HOME/.cache/splitmodel/target}/release
 peers=$(bench/peers.sh)
-venv=$(scripts/venv.sh tests/api/requirements.txt)
 model=$(readlink -f examples/models/SmolLM2-135M-Instruct.Q4_1.gguf)
 cores=$(nproc)
 scratch=$(mktemp -d)
@@ -45,6 +44,6 @@ for stages in 1 2 3; do ready "http://127.0.0.1:1820$stages/ready" "stages-$stag
 
 chains=()
 for stages in 1 2 3; do chains+=("stages-$stages=http://127.0.0.1:1820$stages@${pid[stages-$stages]}"); done
-"$venv/bin/python" bench/compare.py --base llama-all,llama-one \
+python3 bench/compare.py --base llama-all,llama-one \
   "llama-all=http://127.0.0.1:18100@${pid[llama-all]}" "llama-one=http://127.0.0.1:18101@${pid[llama-one]}" \
   "llama-rpc=http://127.0.0.1:18102@${pid[llama-rpc]},${pid[rpc-1]},${pid[rpc-2]}" "${chains[@]}" "$@"
