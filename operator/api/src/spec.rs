@@ -268,11 +268,26 @@ pub struct KvCacheSpec {
     /// Shortest prefix worth keeping, in tokens.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub min_tokens: u32,
+    /// Host memory of each stage for exact states: those of models with sliding windows or recurrent layers.
+    pub max_bytes: Quantity,
+    /// Distance of the lengths at which exact states are taken, in tokens.
+    #[schemars(range(min = 1, max = 16_777_216))]
+    pub shared_prefix_stride_tokens: u32,
+    /// Exact states of one prompt at most.
+    #[schemars(range(min = 1, max = 127))]
+    pub shared_prefix_record_limit: u32,
 }
 
 impl Default for KvCacheSpec {
     fn default() -> Self {
-        Self { enabled: true, max_entries: 8, min_tokens: 64 }
+        Self {
+            enabled: true,
+            max_entries: 8,
+            min_tokens: 64,
+            max_bytes: Quantity("1Gi".to_owned()),
+            shared_prefix_stride_tokens: 128,
+            shared_prefix_record_limit: 2,
+        }
     }
 }
 

@@ -7,12 +7,12 @@ mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use splitmodel_cache::{Directory, Payload, Place};
 use splitmodel_link::frame::{
-    Activations, Epoch, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Token,
-    prediction_flags,
+    Activations, Candidate, Epoch, ErrorClass, Frame, Lane, MAX_CANDIDATES, Prediction, Predictions, Report, Row,
+    Section, SessionId, Token, prediction_flags,
 };
 
-use crate::residents::Residents;
 use pace::Pace;
 use session::{Session, history_bytes};
 pub use types::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request};
@@ -39,8 +39,12 @@ pub struct Scheduler {
     prefills: VecDeque<SessionId>,
     pending: Vec<Section>,
     in_flight: VecDeque<InFlight>,
-    residents: Residents,
-    evictions: u64,
+    kept: Directory,
+    /// Sessions whose state is to be recorded when the frame under construction has brought them there.
+    due: Vec<SessionId>,
+    hits: u64,
+    misses: u64,
+    shortened: u64,
     pace: Pace,
     next_session: SessionId,
     next_seq: u64,
@@ -63,8 +67,11 @@ impl Scheduler {
             prefills: VecDeque::new(),
             pending: Vec::new(),
             in_flight: VecDeque::new(),
-            residents: Residents::new(limits.residents, limits.min_resident),
-            evictions: 0,
+            kept: Directory::new(limits.cache),
+            due: Vec::new(),
+            hits: 0,
+            misses: 0,
+            shortened: 0,
             pace: Pace::new(limits.prefill_chunk_shared, limits.max_in_flight),
             next_session: 1,
             next_seq: 1,
@@ -83,9 +90,14 @@ impl Scheduler {
             in_flight: self.in_flight.len(),
             cells: self.sessions.values().map(|s| s.sent).sum(),
             frames: self.frames,
-            residents: self.residents.len(),
-            resident_cells: self.residents.cells(),
-            evictions: self.evictions,
+            payload: self.kept.payload(),
+            kept: self.kept.len(),
+            kept_tokens: self.kept.tokens(),
+            kept_cells: self.kept.cells(),
+            evictions: self.kept.evictions(),
+            hits: self.hits,
+            misses: self.misses,
+            shortened: self.shortened,
         }
     }
 
@@ -139,7 +151,10 @@ impl Scheduler {
     }
 
     fn release(&mut self, id: SessionId) {
-        self.keep(id);
+        if self.kept.payload() == Payload::Resident {
+            self.keep(id);
+        }
+        self.share(id, None);
         let Some(session) = self.sessions.remove(&id) else { return };
         if self.up && session.on_stages {
             self.pending.push(Section::Stop(session.target(id)));
@@ -153,17 +168,44 @@ impl Scheduler {
         }
     }
 
-    /// Keeps what was computed for a session as a resident prefix.
+    /// Keeps what was sent of a session: its lane's cells or state, as the stages have it when they come to that.
     fn keep(&mut self, id: SessionId) {
         if !self.up || self.probe == Some(id) {
             return;
         }
-        let session = self.sessions.get_mut(&id).filter(|s| s.on_stages && s.restoring.is_none());
-        let Some(session) = session else { return };
-        if let Some(resident) = self.residents.record(&session.request.namespace, &session.tokens[..session.sent]) {
-            session.shares = Some(resident);
-            self.pending.push(Section::Record { target: session.target(id), resident });
+        let Some(session) = self.sessions.get(&id).filter(|s| s.on_stages) else { return };
+        if session.restoring.is_some() && self.kept.payload() == Payload::Resident {
+            return;
         }
+        let target = session.target(id);
+        let Some(place) = self.kept.record(session.request.namespace, &session.tokens[..session.sent]) else { return };
+        let resident = candidate(place);
+        match self.kept.payload() {
+            Payload::Resident => self.share(id, Some(resident)),
+            Payload::Exact => self.sessions.get_mut(&id).into_iter().for_each(|s| s.recorded.push(resident)),
+        }
+        self.pending.push(Section::Record { target, resident });
+    }
+
+    /// Notes what a session's lane has begun with, and protects it instead of what was noted before.
+    fn share(&mut self, id: SessionId, place: Option<Candidate>) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut session.shares, place);
+        place.iter().for_each(|p| self.kept.protect(p.page));
+        before.iter().for_each(|p| self.kept.release(p.page));
+    }
+
+    /// The next attempt of a session begins after `sent` cells, which all stages have.
+    fn again_from(&mut self, id: SessionId, sent: usize) {
+        self.share(id, None);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        for unsure in session.recorded.drain(..) {
+            forget(&mut self.kept, &unsure, &mut self.pending);
+        }
+        session.again_from(sent);
+        let prompt = &session.tokens[..session.prompt];
+        session.checkpoints = self.kept.checkpoints(session.request.namespace, prompt, sent);
+        session.checkpoints.reverse();
     }
 
     /// The chain is formed: every lane of every stage is emptied, every session is computed again from its tokens, and a
@@ -188,13 +230,17 @@ impl Scheduler {
         }
         self.in_flight.clear();
         self.pending.clear();
-        self.residents.clear();
-        for session in self.sessions.values_mut() {
-            session.again_from(0);
-            session.on_stages = false;
-        }
+        self.due.clear();
+        self.kept.clear();
         self.decodes.clear();
         self.prefills = self.sessions.keys().copied().collect();
+        for at in 0..self.prefills.len() {
+            let id = self.prefills[at];
+            self.again_from(id, 0);
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.on_stages = false;
+            }
+        }
     }
 
     /// Fails every session, e.g. when a deadline passed.
@@ -221,23 +267,38 @@ impl Scheduler {
 
     /// Gives the session its lane, and what it may begin with. Says whether that is known: there is nothing.
     fn start(&mut self, id: SessionId, lane: Lane, request: Request) -> bool {
-        // Ids are never used twice.
-        let session = self.sessions.entry(id).or_insert(Session::new(lane, request));
-        self.prefills.push_back(id);
+        let session = Session::new(lane, request);
+        let namespace = session.request.namespace;
         // The probe shows that tokens are computed.
-        let candidates = match lane < self.limits.lanes {
-            true => self.residents.lookup(&session.request.namespace, &session.tokens),
-            false => Vec::new(),
-        };
-        let Some(best) = candidates.first().copied() else { return true };
-        let length = best.length as usize;
-        if session.request.config.len() + history_bytes(length) > MAX_CONFIGS {
+        let is_probe = lane >= self.limits.lanes;
+        let found = if is_probe { Vec::new() } else { self.kept.lookup(namespace, &session.tokens, MAX_CANDIDATES) };
+        // Ids are never used twice.
+        self.sessions.insert(id, session);
+        self.prefills.push_back(id);
+        if !is_probe && !self.restore(id, found.into_iter().map(candidate).collect()) {
+            self.again_from(id, 0);
+            self.misses += 1;
             return true;
         }
-        session.shares = Some(best);
-        self.pending.push(Section::Restore { target: session.target(id), candidates: candidates.clone() });
-        (session.sent, session.restoring, session.on_stages) = (length, Some(candidates), true);
-        false
+        is_probe
+    }
+
+    /// Begins an attempt of a session with the longest of `candidates`, which stand longest first. `false`: there is none that
+    /// can be told to the stages, and nothing was done.
+    fn restore(&mut self, id: SessionId, candidates: Vec<Candidate>) -> bool {
+        let Some(best) = candidates.first().copied() else { return false };
+        let length = best.length as usize;
+        let fits = |s: &&Session| s.request.config.len() + history_bytes(length) <= MAX_CONFIGS;
+        if self.sessions.get(&id).filter(fits).is_none() {
+            return false;
+        }
+        self.again_from(id, length);
+        self.share(id, Some(best));
+        if let Some(session) = self.sessions.get_mut(&id) {
+            self.pending.push(Section::Restore { target: session.target(id), candidates: candidates.clone() });
+            (session.restoring, session.on_stages) = (Some(candidates), true);
+        }
+        true
     }
 
     /// The next frame, if one can be sent now. Call it until it gives none.
@@ -268,19 +329,19 @@ impl Scheduler {
     /// counts more than once: too much is given up rather than too little.
     fn make_room(&mut self) {
         while self.cells_at_most() > self.limits.cells
-            && let Some((page, slot)) = self.residents.evict()
+            && self.kept.cells() > 0
+            && let Some(Place { page, slot, .. }) = self.kept.evict()
         {
-            self.evictions += 1;
             self.pending.push(Section::Evict { page, slot });
         }
     }
 
     fn cells_at_most(&self) -> usize {
-        let all = self.sessions.values().map(|s| s.sent).sum::<usize>() + self.residents.cells();
-        if all <= self.limits.cells {
+        let all = self.sessions.values().map(|s| s.sent).sum::<usize>() + self.kept.cells();
+        if all <= self.limits.cells || self.kept.cells() == 0 {
             return all; // the usual case, and enough to know
         }
-        let shared = |s: &Session| s.shares.filter(|c| self.residents.holds(c.page)).map_or(0, |c| c.length as usize);
+        let shared = |s: &Session| s.shares.filter(|c| self.kept.holds(c.page)).map_or(0, |c| c.length as usize);
         all - self.sessions.values().map(|s| shared(s).min(s.sent)).sum::<usize>()
     }
 
@@ -303,12 +364,15 @@ impl Scheduler {
             let id = self.prefills[at];
             let held_back = self.probe.is_some_and(|p| p != id);
             let Some(session) = self.sessions.get_mut(&id).filter(|_| !held_back) else { continue };
-            let take = session.remaining().min(budget);
+            let take = session.until_checkpoint().min(budget);
             // The frame after this one has room again.
             let fits = session.config_sent || config_bytes(&self.pending) + session.config_bytes() <= MAX_CONFIGS;
             if take > 0 && fits {
                 budget -= take;
                 session.send(id, take, &mut self.pending, rows);
+                if session.checkpoints.pop_if(|at| *at == session.sent).is_some() {
+                    self.due.push(id);
+                }
             }
             if budget == 0 {
                 break;
@@ -324,7 +388,12 @@ impl Scheduler {
         self.next_seq += 1;
         self.frames += 1;
         self.in_flight.push_back(InFlight { seq, prefill_rows, decode_rows: rows.len() - prefill_rows });
-        Frame { seq, sections: std::mem::take(&mut self.pending), rows, activations: Activations::default() }
+        let sections = std::mem::take(&mut self.pending);
+        // Before whatever comes next of these sessions.
+        while let Some(id) = self.due.pop() {
+            self.keep(id);
+        }
+        Frame { seq, sections, rows, activations: Activations::default() }
     }
 
     /// Decode rows of one frame: an equal share of the running sessions for each frame in flight.
@@ -385,22 +454,31 @@ impl Scheduler {
     }
 
     /// The chain says what all stages have of what a session was to begin with.
-    fn restored(&mut self, id: SessionId, epoch: Epoch, length: usize, events: &mut Vec<Event>) {
+    fn restored(&mut self, id: SessionId, epoch: Epoch, mut length: usize, events: &mut Vec<Event>) {
         let Some(session) = self.sessions.get_mut(&id).filter(|s| s.epoch == epoch) else { return };
-        let Some(candidates) = session.restoring.take() else { return };
+        let Some(mut candidates) = session.restoring.take() else { return };
         if candidates.first().is_some_and(|best| length < best.length as usize) {
-            session.again_from(length);
-            session.shares = candidates.iter().find(|c| c.length as usize == length).copied();
+            self.shortened += 1;
+            // Some stage lost those; the others need not keep them.
+            let mut lost = Vec::new();
+            candidates.retain(|c| {
+                let there = c.length as usize <= length;
+                lost.extend((!there).then_some(*c));
+                there
+            });
             if !self.prefills.contains(&id) {
                 self.prefills.push_back(id);
             }
-            // Some stage lost those; the others need not keep them.
-            for lost in candidates.iter().filter(|c| c.length as usize > length) {
-                if self.residents.forget(lost) {
-                    self.pending.push(Section::Evict { page: lost.page, slot: lost.slot });
-                }
+            lost.iter().for_each(|c| forget(&mut self.kept, c, &mut self.pending));
+            // A lane that holds more cannot always be cut, so it is filled anew.
+            if self.restore(id, candidates) {
+                return;
             }
+            self.again_from(id, 0);
+            length = 0;
         }
+        let count = if length > 0 { &mut self.hits } else { &mut self.misses };
+        *count += 1;
         events.push(Event::Restored(id, length));
     }
 
@@ -418,11 +496,12 @@ impl Scheduler {
             return; // not the end of what is known: nobody asked
         }
         (session.attempts, session.cause) = (0, None);
+        session.recorded.clear();
         let token = prediction.token;
         let ends = session.request.eog.contains(&token);
         session.tokens.push(token);
         let answered = session.tokens.len() - session.prompt;
-        if answered == 1 {
+        if answered == 1 && self.kept.payload() == Payload::Resident {
             self.keep(id); // others with this prompt need not wait for the end of the answer
         }
         let Some(session) = self.sessions.get(&id) else { return };
@@ -474,7 +553,7 @@ impl Scheduler {
             return;
         }
         let old = session.target(id);
-        session.again_from(0);
+        self.again_from(id, 0);
         self.pending.push(Section::Trim { target: old, position: 0 });
         if !self.prefills.contains(&id) {
             self.prefills.push_back(id);
@@ -490,4 +569,17 @@ fn is_final(report: &Report) -> bool {
 fn config_bytes(sections: &[Section]) -> usize {
     let bytes = |s: &Section| if let Section::Config { json, .. } = s { json.len() } else { 0 };
     sections.iter().map(bytes).sum()
+}
+
+fn candidate(place: Place) -> Candidate {
+    let Place { page, length, slot } = place;
+    Candidate { page, length, slot }
+}
+
+/// Forgets what some stage may not have, and tells the others.
+fn forget(kept: &mut Directory, lost: &Candidate, pending: &mut Vec<Section>) {
+    let &Candidate { page, length, slot } = lost;
+    if kept.forget(&Place { page, length, slot }) {
+        pending.push(Section::Evict { page, slot });
+    }
 }

@@ -18,8 +18,12 @@ pub(super) struct Session {
     pub(super) on_stages: bool,
     /// What its lane is taken to begin with, longest first, until the chain confirms it.
     pub(super) restoring: Option<Vec<Candidate>>,
-    /// The resident that its lane shares cells with, as far as is known.
+    /// What its lane began with, as far as is known; protected in the directory.
     pub(super) shares: Option<Candidate>,
+    /// Lengths at which its state is still to be recorded, descending.
+    pub(super) checkpoints: Vec<usize>,
+    /// Exact states recorded in this attempt, until a token shows that its rows were computed.
+    pub(super) recorded: Vec<Candidate>,
     pub(super) attempts: u32,
     /// What a stage said first about rows that it dropped, until a token comes.
     pub(super) cause: Option<Report>,
@@ -29,6 +33,11 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn remaining(&self) -> usize {
         self.tokens.len() - self.sent
+    }
+
+    /// Tokens to send before its state is recorded, or all.
+    pub(super) fn until_checkpoint(&self) -> usize {
+        self.checkpoints.last().map_or(self.remaining(), |at| at.saturating_sub(self.sent))
     }
 
     /// Bytes of its config at most, with its history.
@@ -57,6 +66,8 @@ impl Session {
             on_stages: false,
             restoring: None,
             shares: None,
+            checkpoints: Vec::new(),
+            recorded: Vec::new(),
             attempts: 0,
             cause: None,
             request,
@@ -68,7 +79,7 @@ impl Session {
         self.epoch += 1;
         self.sent = sent;
         self.config_sent = false;
-        (self.restoring, self.shares) = (None, None);
+        self.restoring = None;
     }
 
     /// The config, with the tokens that were restored as its history: the sampler did not see them as rows.

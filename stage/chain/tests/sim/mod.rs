@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use splitmodel_cache::{Payload, Settings};
 use splitmodel_chain::runtime::{Batch, Runtime, RuntimeError};
 use splitmodel_chain::schedule::{Op, Sink};
 use splitmodel_chain::scheduler::{Event, Limits, Request, Scheduler};
@@ -15,6 +16,8 @@ use splitmodel_sampling::GenerationConfig;
 pub const VOCAB: usize = 48;
 pub const EOG: Token = 7;
 const WIDTH: usize = 4;
+/// Of exact states: some, not all that stage 0 notes.
+pub const MAX_BYTES: u64 = 1500;
 
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut x = a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -31,6 +34,27 @@ fn from_row(row: &[f32]) -> u64 {
     row.iter().rev().fold(0, |h, x| (h << 16) | u64::from(*x as u16))
 }
 
+/// What can be removed of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Any tail.
+    Dense,
+    /// The whole only.
+    Recurrent,
+    /// Any tail; but what is left is not what was there before.
+    Windowed,
+}
+
+impl Memory {
+    pub const ALL: [Self; 3] = [Self::Dense, Self::Recurrent, Self::Windowed];
+
+    /// `settings` for what such lanes can give.
+    pub fn settings(self, settings: Settings) -> Settings {
+        let payload = if self == Self::Dense { Payload::Resident } else { Payload::Exact };
+        Settings { payload, ..settings }
+    }
+}
+
 /// A slice of the arithmetic model.
 pub struct Arithmetic {
     last: bool,
@@ -42,8 +66,9 @@ pub struct Arithmetic {
     pub fail_every: Option<u64>,
     /// So many computations from here on fail.
     pub fail_next: Arc<AtomicU32>,
-    /// Whole lanes can be removed only.
-    pub recurrent: bool,
+    pub memory: Memory,
+    /// So many states from here on are neither taken nor set.
+    pub fail_states: Arc<AtomicU32>,
     steps: u64,
 }
 
@@ -57,13 +82,20 @@ impl Arithmetic {
             logits: HashMap::new(),
             fail_every: None,
             fail_next: Arc::default(),
-            recurrent: false,
+            memory: Memory::Dense,
+            fail_states: Arc::default(),
             steps: 0,
         }
     }
 
     pub fn held(&self) -> usize {
         self.cells.values().map(Vec::len).sum()
+    }
+
+    fn state_fails(&self, done: &'static str) -> Result<(), RuntimeError> {
+        let next = self.fail_states.load(Ordering::Relaxed);
+        self.fail_states.store(next.saturating_sub(1), Ordering::Relaxed);
+        if next > 0 { Err(RuntimeError::State { done, why: "a test says so" }) } else { Ok(()) }
     }
 }
 
@@ -78,8 +110,12 @@ impl Runtime for Arithmetic {
         assert!(to < 0, "only tails are removed");
         let cells = self.cells.entry(lane).or_default();
         let from = usize::try_from(from).unwrap_or(0);
-        if self.recurrent && from > 0 && from < cells.len() {
-            return false;
+        if from > 0 && from < cells.len() {
+            match self.memory {
+                Memory::Dense => {}
+                Memory::Recurrent => return false,
+                Memory::Windowed => cells.iter_mut().for_each(|c| *c ^= 1),
+            }
         }
         cells.truncate(from);
         true
@@ -88,6 +124,17 @@ impl Runtime for Arithmetic {
         let mut cells = self.cells.get(&from).cloned().unwrap_or_default();
         cells.truncate(usize::try_from(end).unwrap_or(usize::MAX));
         self.cells.insert(to, cells);
+    }
+    fn state(&mut self, lane: Lane, out: &mut Vec<u8>) -> Result<(), RuntimeError> {
+        self.state_fails("taken")?;
+        out.clear();
+        out.extend(self.cells.get(&lane).into_iter().flatten().flat_map(|c| c.to_le_bytes()));
+        Ok(())
+    }
+    fn set_state(&mut self, lane: Lane, state: &[u8]) -> Result<(), RuntimeError> {
+        let cells = state.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap()));
+        self.cells.insert(lane, cells.collect());
+        self.state_fails("set")
     }
     fn clear(&mut self) {
         self.cells.clear();
@@ -147,9 +194,10 @@ pub struct Chain {
     replies: VecDeque<Predictions>,
     pub ops: Vec<Arc<Mutex<Vec<Op>>>>,
     pub fail_next: Vec<Arc<AtomicU32>>,
+    pub fail_states: Vec<Arc<AtomicU32>>,
     pub texts: HashMap<SessionId, Vec<Token>>,
     pub ended: HashMap<SessionId, Result<splitmodel_chain::scheduler::Finish, String>>,
-    /// Tokens that came from residents.
+    /// Tokens that came from kept prefixes.
     pub restored: HashMap<SessionId, usize>,
 }
 
@@ -164,8 +212,7 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
         max_queue: 64,
         max_attempts: 5,
         cells: 96 * usize::from(lanes),
-        residents: 3,
-        min_resident: 2,
+        cache: Settings { payload: Payload::Resident, max_entries: 3, min_tokens: 2, stride: 8, max_records: 2 },
     }
 }
 
@@ -181,19 +228,21 @@ pub fn greedy() -> GenerationConfig {
 
 impl Chain {
     pub fn new(stages: u16, limits: Limits) -> Self {
-        Self::with(stages, limits, false)
+        Self::with(stages, limits, Memory::Dense)
     }
 
-    /// A chain of slices that can remove whole lanes only, with `recurrent`.
-    pub fn with(stages: u16, limits: Limits, recurrent: bool) -> Self {
+    /// A chain of slices of that kind.
+    pub fn with(stages: u16, limits: Limits, memory: Memory) -> Self {
+        let limits = Limits { cache: memory.settings(limits.cache), ..limits };
         let lanes = usize::from(limits.lanes) + 1;
-        let (mut ops, mut fail_next) = (Vec::new(), Vec::new());
+        let (mut ops, mut fail_next, mut fail_states) = (Vec::new(), Vec::new(), Vec::new());
         let workers = (0..stages).map(|i| {
             let place = Place { stage: i, stages };
             let mut slice = Arithmetic::new(u64::from(i), i + 1 == stages);
-            slice.recurrent = recurrent;
+            slice.memory = memory;
             fail_next.push(slice.fail_next.clone());
-            let mut w = Worker::new(slice, place, lanes, None).with_residents(limits.residents);
+            fail_states.push(slice.fail_states.clone());
+            let mut w = Worker::new(slice, place, lanes, None).with_cache(&limits.cache, MAX_BYTES);
             let log = Arc::new(Mutex::new(Vec::new()));
             ops.push(log.clone());
             w.set_sink(Some(Box::new(Shared(log))));
@@ -207,6 +256,7 @@ impl Chain {
             replies: VecDeque::new(),
             ops,
             fail_next,
+            fail_states,
             texts: HashMap::new(),
             ended: HashMap::new(),
             restored: HashMap::new(),
@@ -222,6 +272,12 @@ impl Chain {
     /// A stage loses all it holds without anyone noticing, as none should.
     pub fn forget(&mut self, stage: usize) {
         self.workers[stage].reset();
+    }
+
+    /// A stage loses one prefix without anyone noticing.
+    pub fn forget_one(&mut self, stage: usize, page: u64, slot: u16) {
+        let frame = Frame { sections: vec![Section::Evict { page, slot }], ..Frame::default() };
+        let _ = self.workers[stage].step(frame, 0);
     }
 
     /// All connections break; stages that upstream left forget their lanes.

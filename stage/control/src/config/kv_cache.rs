@@ -10,10 +10,24 @@ pub struct KvCacheConfig {
     pub max_entries: u32,
     /// Shortest prefix worth keeping, in tokens.
     pub min_tokens: u32,
+    /// Bytes of exact states that a stage keeps in host memory at most. Such are kept of models with sliding windows or recurrent
+    /// layers, whose caches cannot be cut; 0 keeps none.
+    pub max_bytes: u64,
+    /// Distance of the lengths at which exact states are taken, in tokens.
+    pub shared_prefix_stride_tokens: u32,
+    /// Exact states of one prompt at most.
+    pub shared_prefix_record_limit: u32,
 }
 
 impl Default for KvCacheConfig {
     fn default() -> Self {
-        Self { enabled: true, max_entries: 8, min_tokens: 64 }
+        Self {
+            enabled: true,
+            max_entries: 8,
+            min_tokens: 64,
+            max_bytes: 1 << 30,
+            shared_prefix_stride_tokens: 128,
+            shared_prefix_record_limit: 2,
+        }
     }
 }
