@@ -64,7 +64,8 @@ fn what_sessions_use_goes_last() {
     r.protect(a.page);
     r.protect(a.page);
     assert_eq!(r.record(NOBODY(), &text(3, 10)).unwrap().slot, b.slot);
-    r.protect(r.lookup(NOBODY(), &text(3, 10), 1)[0].page);
+    let c = r.lookup(NOBODY(), &text(3, 10), 1)[0];
+    r.protect(c.page);
     assert_eq!(r.record(NOBODY(), &text(4, 10)), None, "every place is in use");
     r.release(a.page);
     assert_eq!(r.record(NOBODY(), &text(4, 10)), None, "by a second session still");
