@@ -97,6 +97,8 @@ struct State {
 #[derive(Debug)]
 pub struct BlockStore {
     max_bytes: u64,
+    /// Whether states are cut into blocks.
+    cuts: bool,
     blocks: HashMap<Hash, Block>,
     states: HashMap<u64, State>,
     bytes: u64,
@@ -109,7 +111,13 @@ impl BlockStore {
     #[must_use]
     pub fn new(max_bytes: u64) -> Self {
         let (blocks, states) = (HashMap::new(), HashMap::new());
-        Self { max_bytes, blocks, states, bytes: 0, clock: 0, counts: StoreCounts::default() }
+        Self { max_bytes, cuts: true, blocks, states, bytes: 0, clock: 0, counts: StoreCounts::default() }
+    }
+
+    /// An empty store whose states share nothing: neither are they read to be cut, nor are equal parts looked for.
+    #[must_use]
+    pub fn whole(max_bytes: u64) -> Self {
+        Self { cuts: false, ..Self::new(max_bytes) }
     }
 
     /// Bytes of all blocks.
@@ -148,7 +156,11 @@ impl BlockStore {
     /// [`StoreError::TooLarge`]; the other states stay.
     pub fn insert(&mut self, page: u64, state: &[u8]) -> Result<(), StoreError> {
         self.remove(page);
-        let parts: Vec<_> = blocks(state).map(|bytes| (blake3::hash(bytes), bytes)).collect();
+        let parts: Vec<_> = match self.cuts {
+            true => blocks(state).map(|bytes| (blake3::hash(bytes), bytes)).collect(),
+            // A name that no other page has.
+            false => vec![(blake3::hash(&page.to_le_bytes()), state)],
+        };
         if unique(&parts, |_| false) > self.max_bytes {
             return Err(StoreError::TooLarge { bytes: state.len(), max_bytes: self.max_bytes });
         }
@@ -268,6 +280,18 @@ mod tests {
         assert!(store.get(2, &mut out) && out == state(11, 1000));
         store.remove(2);
         assert_eq!((store.bytes(), store.len()), (0, 0));
+    }
+
+    #[test]
+    fn whole_states_share_nothing() {
+        let mut store = BlockStore::whole(250_000);
+        let state = noise(1, 100_000);
+        for page in 1..=3 {
+            store.insert(page, &state).unwrap();
+        }
+        assert_eq!((store.len(), store.bytes(), store.counts().evictions), (2, 200_000, 1));
+        let mut out = Vec::new();
+        assert!(!store.get(1, &mut out) && store.get(3, &mut out) && out == state);
     }
 
     #[test]

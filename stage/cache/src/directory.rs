@@ -13,17 +13,27 @@ pub enum Payload {
     /// KV cells in spare sequences of the running context: any part from the start can be taken over.
     #[default]
     Resident,
+    /// A copy of a sequence's KV cells as bytes, outside the cache, where running sessions do not pass over it: any part from the
+    /// start can be restored.
+    Copied,
     /// The whole state of a sequence as bytes, for caches that cannot be cut (sliding windows, recurrent states): it can be
     /// restored at its own length only.
     Exact,
 }
 
 impl Payload {
+    /// Whether any part from the start can be used, not the whole only.
+    #[must_use]
+    pub const fn can_be_cut(self) -> bool {
+        !matches!(self, Self::Exact)
+    }
+
     /// The name, as metrics show it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Resident => "resident",
+            Self::Copied => "copied",
             Self::Exact => "exact",
         }
     }
@@ -116,7 +126,7 @@ impl Directory {
     pub const fn cells(&self) -> usize {
         match self.settings.payload {
             Payload::Resident => self.tokens,
-            Payload::Exact => 0,
+            Payload::Copied | Payload::Exact => 0,
         }
     }
 
@@ -144,9 +154,9 @@ impl Directory {
     pub fn lookup(&mut self, namespace: Namespace, prompt: &[Token], most: usize) -> Vec<Place> {
         let Some(tree) = self.trees.get(&namespace) else { return Vec::new() };
         let before = &prompt[..prompt.len().saturating_sub(1)];
-        let found = match self.settings.payload {
-            Payload::Resident => tree.sharing(before, most),
-            Payload::Exact => tree.prefixes(before).collect(),
+        let found = match self.settings.payload.can_be_cut() {
+            true => tree.sharing(before, most),
+            false => tree.prefixes(before).collect(),
         };
         let long = found.into_iter().take_while(|(length, _)| *length >= self.settings.min_tokens.max(1));
         let places: Vec<_> = long.take(most).filter_map(|(length, slot)| self.place(slot, length)).collect();
@@ -202,17 +212,17 @@ impl Directory {
     /// The place from which `tokens` can be restored as they are.
     fn kept(&self, namespace: Namespace, tokens: &[Token]) -> Option<u16> {
         let tree = self.trees.get(&namespace)?;
-        match self.settings.payload {
-            Payload::Resident => {
+        match self.settings.payload.can_be_cut() {
+            true => {
                 tree.sharing(tokens, 1).first().filter(|(length, _)| *length == tokens.len()).map(|(_, slot)| *slot)
             }
-            Payload::Exact => tree.get(tokens),
+            false => tree.get(tokens),
         }
     }
 
     /// The longest entry that `tokens` make superfluous.
     fn shorter(&self, namespace: Namespace, tokens: &[Token]) -> Option<u16> {
-        let tree = self.trees.get(&namespace).filter(|_| self.settings.payload == Payload::Resident)?;
+        let tree = self.trees.get(&namespace).filter(|_| self.settings.payload.can_be_cut())?;
         tree.prefixes(tokens).next().map(|(_, slot)| slot)
     }
 
@@ -277,7 +287,7 @@ impl Directory {
     #[must_use]
     pub fn checkpoints(&self, namespace: Namespace, prompt: &[Token], restored: usize) -> Vec<usize> {
         let Settings { payload, max_entries, min_tokens, stride, max_records } = self.settings;
-        if payload == Payload::Resident || max_entries == 0 {
+        if payload.can_be_cut() || max_entries == 0 {
             return Vec::new();
         }
         let branch = self.trees.get(&namespace).map_or(0, |t| t.common(prompt));

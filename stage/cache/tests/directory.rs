@@ -116,11 +116,11 @@ fn run(payload: Payload, acts: Vec<(Vec<Token>, u8, u8)>) -> Result<(), TestCase
         match what {
             0..=2 => {
                 let own = |k: &&Kept| k.owner == owner;
-                let there = |k: &&Kept| match payload {
-                    Payload::Resident => k.tokens.starts_with(&tokens),
-                    Payload::Exact => k.tokens == tokens,
+                let there = |k: &&Kept| match payload.can_be_cut() {
+                    true => k.tokens.starts_with(&tokens),
+                    false => k.tokens == tokens,
                 };
-                let shorter = |k: &&Kept| payload == Payload::Resident && tokens.starts_with(&k.tokens);
+                let shorter = |k: &&Kept| payload.can_be_cut() && tokens.starts_with(&k.tokens);
                 let known = kept.iter().filter(own).any(|k| there(&k));
                 let goes = kept.iter().filter(own).filter(shorter).max_by_key(|k| k.tokens.len()).map(|k| k.place);
                 let goes =
@@ -167,7 +167,7 @@ fn run(payload: Payload, acts: Vec<(Vec<Token>, u8, u8)>) -> Result<(), TestCase
                 prop_assert!(found.is_sorted_by_key(|c| Reverse(c.length)) && found.len() <= 2);
                 let most = tokens.len() - 1;
                 let usable = |k: &Kept| match payload {
-                    Payload::Resident => common(&k.tokens, &tokens).min(most),
+                    Payload::Resident | Payload::Copied => common(&k.tokens, &tokens).min(most),
                     Payload::Exact if tokens[..most].starts_with(&k.tokens) => k.tokens.len(),
                     Payload::Exact => 0,
                 };
@@ -196,9 +196,9 @@ fn run(payload: Payload, acts: Vec<(Vec<Token>, u8, u8)>) -> Result<(), TestCase
 proptest! {
     #[test]
     fn a_directory_knows_what_a_list_knows(
-        exact in any::<bool>(),
+        payload in prop::sample::select(&[Payload::Resident, Payload::Copied, Payload::Exact][..]),
         acts in prop::collection::vec((prop::collection::vec(0..3i32, 1..12), 0..10u8, 0..2u8), 1..200),
     ) {
-        run(if exact { Payload::Exact } else { Payload::Resident }, acts)?;
+        run(payload, acts)?;
     }
 }

@@ -151,7 +151,7 @@ impl Scheduler {
     }
 
     fn release(&mut self, id: SessionId) {
-        if self.kept.payload() == Payload::Resident {
+        if self.kept.payload().can_be_cut() {
             self.keep(id);
         }
         self.share(id, None);
@@ -174,7 +174,7 @@ impl Scheduler {
             return;
         }
         let Some(session) = self.sessions.get(&id).filter(|s| s.on_stages) else { return };
-        if session.restoring.is_some() && self.kept.payload() == Payload::Resident {
+        if session.restoring.is_some() && self.kept.payload().can_be_cut() {
             return;
         }
         let target = session.target(id);
@@ -182,6 +182,7 @@ impl Scheduler {
         let resident = candidate(place);
         match self.kept.payload() {
             Payload::Resident => self.share(id, Some(resident)),
+            Payload::Copied => {}
             Payload::Exact => self.sessions.get_mut(&id).into_iter().for_each(|s| s.recorded.push(resident)),
         }
         self.pending.push(Section::Record { target, resident });
@@ -501,7 +502,7 @@ impl Scheduler {
         let ends = session.request.eog.contains(&token);
         session.tokens.push(token);
         let answered = session.tokens.len() - session.prompt;
-        if answered == 1 && self.kept.payload() == Payload::Resident {
+        if answered == 1 && self.kept.payload().can_be_cut() {
             self.keep(id); // others with this prompt need not wait for the end of the answer
         }
         let Some(session) = self.sessions.get(&id) else { return };

@@ -56,7 +56,8 @@ pub struct Worker<R: Runtime> {
     lanes: Vec<Option<LaneState>>,
     /// Page and length of each prefix kept. Sequences of residents come after the lanes'.
     residents: Vec<Option<(u64, u32)>>,
-    /// Exact states, where those are kept instead of cells.
+    payload: Payload,
+    /// States as bytes, where those are kept instead of cells.
     states: Option<BlockStore>,
     counts: PrefixCounts,
     grammars: Option<GrammarFactory>,
@@ -100,6 +101,7 @@ impl<R: Runtime> Worker<R> {
             place,
             lanes,
             residents: Vec::new(),
+            payload: Payload::default(),
             states: None,
             counts: PrefixCounts::default(),
             grammars,
@@ -110,12 +112,17 @@ impl<R: Runtime> Worker<R> {
         }
     }
 
-    /// With room for prefixes: residents, for which the runtime has as many sequences after the lanes', or exact states of at
-    /// most `max_bytes` together.
+    /// With room for prefixes: residents, for which the runtime has as many sequences after the lanes', or states as bytes, of
+    /// at most `max_bytes` together.
     #[must_use]
     pub fn with_cache(mut self, cache: &Settings, max_bytes: u64) -> Self {
         self.residents = vec![None; cache.max_entries.into()];
-        self.states = (cache.payload == Payload::Exact).then(|| BlockStore::new(max_bytes));
+        self.payload = cache.payload;
+        self.states = match cache.payload {
+            Payload::Resident => None,
+            Payload::Copied => Some(BlockStore::whole(max_bytes)),
+            Payload::Exact => Some(BlockStore::new(max_bytes)),
+        };
         self
     }
 
@@ -315,7 +322,7 @@ impl<R: Runtime> Worker<R> {
         if position >= next {
             return;
         }
-        let kept = if self.states.is_none() && self.remove(lane, position) {
+        let kept = if self.payload.can_be_cut() && self.remove(lane, position) {
             position
         } else {
             self.remove(lane, -1);

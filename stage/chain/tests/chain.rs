@@ -150,8 +150,9 @@ proptest! {
 
 #[test]
 fn a_failed_computation_costs_time_and_not_text() {
-    use Memory::{Dense, Recurrent, Windowed};
-    for (stage, memory) in [(0, Dense), (1, Dense), (2, Dense), (2, Recurrent), (0, Recurrent), (1, Windowed)] {
+    use Memory::{Copied, Dense, Recurrent, Windowed};
+    let dense = [(0, Dense), (1, Dense), (2, Dense), (1, Copied)];
+    for (stage, memory) in dense.into_iter().chain([(2, Recurrent), (0, Recurrent), (1, Windowed)]) {
         let mut chain = Chain::with(3, limits(3, 3, 8), memory);
         chain.settle();
         let mut workers = std::mem::take(&mut chain.workers);
@@ -278,7 +279,7 @@ fn states_that_cannot_be_taken_or_set_cost_time_and_not_text() {
 fn a_stage_that_lost_its_residents_costs_time_and_not_text() {
     for (loser, memory) in (0..3).flat_map(|i| Memory::ALL.map(|m| (i, m))) {
         let mut chain = Chain::with(3, limits(2, 3, 8), memory);
-        let hit = if memory == Memory::Dense { 29 } else { 16 };
+        let hit = if memory.can_be_cut() { 29 } else { 16 };
         chain.settle();
         let first = request((0..30).collect(), 6, &sampled(1));
         turn(&mut chain, &first);

@@ -228,15 +228,16 @@ pub fn vocabulary_of(path: &Path) -> Result<Vocabulary, LoadError> {
     Ok(Vocabulary { tokenizer: Arc::new(tokenizer), grammars })
 }
 
-/// What a chain keeps of computed prefixes: cells in sequences beside the lanes where a cache can be cut anywhere, else exact
-/// states.
+/// What a chain keeps of computed prefixes: copies in host memory, or without such cells in sequences beside the lanes, where a
+/// cache can be cut anywhere; else exact states.
 #[must_use]
 pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
     let c = &config.kv_cache;
-    let (payload, entries) = match packages.dense {
-        true => (Payload::Resident, config.residents()),
-        false if c.enabled && c.max_bytes > 0 => (Payload::Exact, c.max_entries),
-        false => (Payload::Exact, 0),
+    let (payload, entries) = match (packages.dense, c.enabled && c.max_bytes > 0) {
+        (true, true) => (Payload::Copied, c.max_entries),
+        (true, false) => (Payload::Resident, config.residents()),
+        (false, true) => (Payload::Exact, c.max_entries),
+        (false, false) => (Payload::Exact, 0),
     };
     Settings {
         payload,

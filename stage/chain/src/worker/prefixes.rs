@@ -1,9 +1,8 @@
-//! Prefixes that a stage keeps: sequences beside the lanes that share cells with them, or, where caches cannot be cut, whole
-//! states as bytes.
+//! Prefixes that a stage keeps: sequences beside the lanes that share cells with them, or states as bytes.
 
 use std::time::{Duration, Instant};
 
-use splitmodel_cache::{BlockStore, StoreCounts};
+use splitmodel_cache::{BlockStore, Payload, StoreCounts};
 use splitmodel_link::frame::{Candidate, Lane, Position, Target};
 
 use super::Worker;
@@ -57,8 +56,8 @@ impl<R: Runtime> Worker<R> {
     /// Whether the stage can restore a candidate.
     fn has(&self, c: &Candidate) -> bool {
         let Some((page, length)) = self.residents.get(usize::from(c.slot)).copied().flatten() else { return false };
-        let fits = self.states.as_ref().map_or(c.length <= length, |s| c.length == length && s.holds(page));
-        page == c.page && fits
+        let fits = if self.payload.can_be_cut() { c.length <= length } else { c.length == length };
+        page == c.page && fits && self.states.as_ref().is_none_or(|s| s.holds(page))
     }
 
     /// Gives the lane to the session, with the longest candidate that is here; keeps the candidates that are.
@@ -105,10 +104,15 @@ impl<R: Runtime> Worker<R> {
         }
         let page = from.page;
         self.log(|| Op::LoadState { page, lane });
+        // A copy has whatever the lane held when it was taken.
+        if self.payload.can_be_cut() {
+            self.remove(lane, Position::try_from(from.length).unwrap_or(Position::MAX));
+        }
         true
     }
 
-    /// Keeps the session's first cells, or its state where it has exactly as many; else nothing stands in the slot afterwards.
+    /// Keeps the session's first cells, or its state where caches cannot be cut and it has exactly as many; else nothing stands
+    /// in the slot afterwards.
     pub(super) fn record(&mut self, target: Target, resident: Candidate) {
         if usize::from(resident.slot) >= self.residents.len() {
             return; // a restore will find nothing
@@ -116,14 +120,15 @@ impl<R: Runtime> Worker<R> {
         let begun = Instant::now();
         self.evict(resident.slot);
         let cells = self.slot(target.lane).filter(|l| l.session == target.session).map_or(0, |l| i64::from(l.next));
-        let (exact, length) = (self.states.is_some(), i64::from(resident.length));
-        let kept = match (exact, cells == length, cells > length) {
-            (true, true, _) => self.save(target.lane, resident.page),
-            (false, true, _) | (false, _, true) => {
+        let length = i64::from(resident.length);
+        let kept = match self.payload {
+            Payload::Resident if cells >= length => {
                 self.share(target.lane, self.sequence(resident.slot), resident.length);
                 true
             }
-            _ => false,
+            Payload::Copied => cells >= length && self.save(target.lane, resident.page),
+            Payload::Exact => cells == length && self.save(target.lane, resident.page),
+            Payload::Resident => false,
         };
         if kept {
             self.residents[usize::from(resident.slot)] = Some((resident.page, resident.length));

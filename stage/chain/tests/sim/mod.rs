@@ -39,6 +39,8 @@ fn from_row(row: &[f32]) -> u64 {
 pub enum Memory {
     /// Any tail.
     Dense,
+    /// Any tail, and prefixes are kept as copies.
+    Copied,
     /// The whole only.
     Recurrent,
     /// Any tail; but what is left is not what was there before.
@@ -46,11 +48,20 @@ pub enum Memory {
 }
 
 impl Memory {
-    pub const ALL: [Self; 3] = [Self::Dense, Self::Recurrent, Self::Windowed];
+    pub const ALL: [Self; 4] = [Self::Dense, Self::Copied, Self::Recurrent, Self::Windowed];
+
+    /// Whether any part of a prefix can be used.
+    pub fn can_be_cut(self) -> bool {
+        matches!(self, Self::Dense | Self::Copied)
+    }
 
     /// `settings` for what such lanes can give.
     pub fn settings(self, settings: Settings) -> Settings {
-        let payload = if self == Self::Dense { Payload::Resident } else { Payload::Exact };
+        let payload = match self {
+            Self::Dense => Payload::Resident,
+            Self::Copied => Payload::Copied,
+            Self::Recurrent | Self::Windowed => Payload::Exact,
+        };
         Settings { payload, ..settings }
     }
 }
@@ -112,7 +123,7 @@ impl Runtime for Arithmetic {
         let from = usize::try_from(from).unwrap_or(0);
         if from > 0 && from < cells.len() {
             match self.memory {
-                Memory::Dense => {}
+                Memory::Dense | Memory::Copied => {}
                 Memory::Recurrent => return false,
                 Memory::Windowed => cells.iter_mut().for_each(|c| *c ^= 1),
             }

@@ -10,8 +10,8 @@ pub struct KvCacheConfig {
     pub max_entries: u32,
     /// Shortest prefix worth keeping, in tokens.
     pub min_tokens: u32,
-    /// Bytes of exact states that a stage keeps in host memory at most. Such are kept of models with sliding windows or recurrent
-    /// layers, whose caches cannot be cut; 0 keeps none.
+    /// Bytes of prefixes that a stage keeps in host memory at most. With 0, models with full attention only keep them in the KV
+    /// cache, where every running session passes over them; others keep none.
     pub max_bytes: u64,
     /// Distance of the lengths at which exact states are taken, in tokens.
     pub shared_prefix_stride_tokens: u32,
