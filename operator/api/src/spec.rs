@@ -268,7 +268,7 @@ pub struct KvCacheSpec {
     /// Shortest prefix worth keeping, in tokens.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub min_tokens: u32,
-    /// Host memory of each stage for exact states: those of models with sliding windows or recurrent layers.
+    /// Host memory of each stage for kept prefixes.
     pub max_bytes: Quantity,
     /// Distance of the lengths at which exact states are taken, in tokens.
     #[schemars(range(min = 1, max = 16_777_216))]
