@@ -276,6 +276,9 @@ pub struct KvCacheSpec {
     /// Exact states of one prompt at most.
     #[schemars(range(min = 1, max = 127))]
     pub shared_prefix_record_limit: u32,
+    /// Deterministic answers of which the first eight tokens are kept for the same request, at most; 0 keeps none.
+    #[schemars(range(max = 65_536))]
+    pub replay_entries: u32,
 }
 
 impl Default for KvCacheSpec {
@@ -287,6 +290,7 @@ impl Default for KvCacheSpec {
             max_bytes: Quantity("1Gi".to_owned()),
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
+            replay_entries: 1024,
         }
     }
 }

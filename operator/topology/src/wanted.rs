@@ -98,6 +98,7 @@ impl Wanted {
             max_bytes: spec.max_bytes.bytes().unwrap_or(0),
             shared_prefix_stride_tokens: spec.shared_prefix_stride_tokens,
             shared_prefix_record_limit: spec.shared_prefix_record_limit,
+            replay_entries: spec.replay_entries,
         }
     }
 

@@ -52,6 +52,8 @@ pub struct Settings {
     pub stride: usize,
     /// Exact states of one prompt at most.
     pub max_records: usize,
+    /// Deterministic answers of which the first tokens are kept, at most; 0 keeps none.
+    pub replays: usize,
 }
 
 /// A prefix and where it is kept.
@@ -286,7 +288,7 @@ impl Directory {
     /// Empty where any part of an entry can be used: such are recorded as they end.
     #[must_use]
     pub fn checkpoints(&self, namespace: Namespace, prompt: &[Token], restored: usize) -> Vec<usize> {
-        let Settings { payload, max_entries, min_tokens, stride, max_records } = self.settings;
+        let Settings { payload, max_entries, min_tokens, stride, max_records, .. } = self.settings;
         if payload.can_be_cut() || max_entries == 0 {
             return Vec::new();
         }

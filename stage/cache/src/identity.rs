@@ -23,6 +23,13 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace([u8; 32]);
 
+impl Namespace {
+    /// For keys of more than tokens.
+    pub(crate) const fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
 impl Identity {
     /// The namespace of a client's cache key and of a tenant; without either, the one of all who have neither.
     #[must_use]

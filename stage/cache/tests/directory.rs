@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use splitmodel_cache::{Directory, Identity, Namespace, Payload, Place, Settings, Token};
 
 const SETTINGS: Settings =
-    Settings { payload: Payload::Resident, max_entries: 4, min_tokens: 4, stride: 8, max_records: 2 };
+    Settings { payload: Payload::Resident, max_entries: 4, min_tokens: 4, stride: 8, max_records: 2, replays: 0 };
 const NOBODY: fn() -> Namespace = Namespace::default;
 
 fn text(seed: i32, n: usize) -> Vec<Token> {

@@ -2,19 +2,20 @@
 //! in flight in a chain of N stages, and turns predictions into events. Pure: no clock, no I/O.
 
 mod pace;
+mod prefixes;
 mod session;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use splitmodel_cache::{Directory, Payload, Place};
+use splitmodel_cache::{Directory, MAX_REPLAY, Replays};
 use splitmodel_link::frame::{
-    Activations, Candidate, Epoch, ErrorClass, Frame, Lane, MAX_CANDIDATES, Prediction, Predictions, Report, Row,
-    Section, SessionId, Token, prediction_flags,
+    Activations, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Token,
+    prediction_flags,
 };
 
 use pace::Pace;
-use session::{Session, history_bytes};
+use session::Session;
 pub use types::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request};
 
 /// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
@@ -40,6 +41,9 @@ pub struct Scheduler {
     pending: Vec<Section>,
     in_flight: VecDeque<InFlight>,
     kept: Directory,
+    answers: Replays,
+    replays: u64,
+    replayed_tokens: u64,
     /// Sessions whose state is to be recorded when the frame under construction has brought them there.
     due: Vec<SessionId>,
     hits: u64,
@@ -68,6 +72,9 @@ impl Scheduler {
             pending: Vec::new(),
             in_flight: VecDeque::new(),
             kept: Directory::new(limits.cache),
+            answers: Replays::new(limits.cache.replays),
+            replays: 0,
+            replayed_tokens: 0,
             due: Vec::new(),
             hits: 0,
             misses: 0,
@@ -98,6 +105,8 @@ impl Scheduler {
             hits: self.hits,
             misses: self.misses,
             shortened: self.shortened,
+            replays: self.replays,
+            replayed_tokens: self.replayed_tokens,
         }
     }
 
@@ -168,47 +177,6 @@ impl Scheduler {
         }
     }
 
-    /// Keeps what was sent of a session: its lane's cells or state, as the stages have it when they come to that.
-    fn keep(&mut self, id: SessionId) {
-        if !self.up || self.probe == Some(id) {
-            return;
-        }
-        let Some(session) = self.sessions.get(&id).filter(|s| s.on_stages) else { return };
-        if session.restoring.is_some() && self.kept.payload().can_be_cut() {
-            return;
-        }
-        let target = session.target(id);
-        let Some(place) = self.kept.record(session.request.namespace, &session.tokens[..session.sent]) else { return };
-        let resident = candidate(place);
-        match self.kept.payload() {
-            Payload::Resident => self.share(id, Some(resident)),
-            Payload::Copied => {}
-            Payload::Exact => self.sessions.get_mut(&id).into_iter().for_each(|s| s.recorded.push(resident)),
-        }
-        self.pending.push(Section::Record { target, resident });
-    }
-
-    /// Notes what a session's lane has begun with, and protects it instead of what was noted before.
-    fn share(&mut self, id: SessionId, place: Option<Candidate>) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let before = std::mem::replace(&mut session.shares, place);
-        place.iter().for_each(|p| self.kept.protect(p.page));
-        before.iter().for_each(|p| self.kept.release(p.page));
-    }
-
-    /// The next attempt of a session begins after `sent` cells, which all stages have.
-    fn again_from(&mut self, id: SessionId, sent: usize) {
-        self.share(id, None);
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        for unsure in session.recorded.drain(..) {
-            forget(&mut self.kept, &unsure, &mut self.pending);
-        }
-        session.again_from(sent);
-        let prompt = &session.tokens[..session.prompt];
-        session.checkpoints = self.kept.checkpoints(session.request.namespace, prompt, sent);
-        session.checkpoints.reverse();
-    }
-
     /// The chain is formed: every lane of every stage is emptied, every session is computed again from its tokens, and a
     /// probe token goes first.
     pub fn formed(&mut self, probe: Request) {
@@ -266,42 +234,6 @@ impl Scheduler {
         self.pending.push(Section::Probe(id));
     }
 
-    /// Gives the session its lane, and what it may begin with. Says whether that is known: there is nothing.
-    fn start(&mut self, id: SessionId, lane: Lane, request: Request) -> bool {
-        let session = Session::new(lane, request);
-        let namespace = session.request.namespace;
-        // The probe shows that tokens are computed.
-        let is_probe = lane >= self.limits.lanes;
-        let found = if is_probe { Vec::new() } else { self.kept.lookup(namespace, &session.tokens, MAX_CANDIDATES) };
-        // Ids are never used twice.
-        self.sessions.insert(id, session);
-        self.prefills.push_back(id);
-        if !is_probe && !self.restore(id, found.into_iter().map(candidate).collect()) {
-            self.again_from(id, 0);
-            self.misses += 1;
-            return true;
-        }
-        is_probe
-    }
-
-    /// Begins an attempt of a session with the longest of `candidates`, which stand longest first. `false`: there is none that
-    /// can be told to the stages, and nothing was done.
-    fn restore(&mut self, id: SessionId, candidates: Vec<Candidate>) -> bool {
-        let Some(best) = candidates.first().copied() else { return false };
-        let length = best.length as usize;
-        let fits = |s: &&Session| s.request.config.len() + history_bytes(length) <= MAX_CONFIGS;
-        if self.sessions.get(&id).filter(fits).is_none() {
-            return false;
-        }
-        self.again_from(id, length);
-        self.share(id, Some(best));
-        if let Some(session) = self.sessions.get_mut(&id) {
-            self.pending.push(Section::Restore { target: session.target(id), candidates: candidates.clone() });
-            (session.restoring, session.on_stages) = (Some(candidates), true);
-        }
-        true
-    }
-
     /// The next frame, if one can be sent now. Call it until it gives none.
     pub fn next_frame(&mut self, events: &mut Vec<Event>) -> Option<Frame> {
         if !self.up || self.in_flight.len() >= self.limits.max_in_flight {
@@ -324,26 +256,6 @@ impl Scheduler {
         }
         self.make_room();
         Some(self.emit(rows, prefill_rows))
-    }
-
-    /// Gives up residents where the cells would not hold them beside the sessions. What residents share among themselves
-    /// counts more than once: too much is given up rather than too little.
-    fn make_room(&mut self) {
-        while self.cells_at_most() > self.limits.cells
-            && self.kept.cells() > 0
-            && let Some(Place { page, slot, .. }) = self.kept.evict()
-        {
-            self.pending.push(Section::Evict { page, slot });
-        }
-    }
-
-    fn cells_at_most(&self) -> usize {
-        let all = self.sessions.values().map(|s| s.sent).sum::<usize>() + self.kept.cells();
-        if all <= self.limits.cells || self.kept.cells() == 0 {
-            return all; // the usual case, and enough to know
-        }
-        let shared = |s: &Session| s.shares.filter(|c| self.kept.holds(c.page)).map_or(0, |c| c.length as usize);
-        all - self.sessions.values().map(|s| shared(s).min(s.sent)).sum::<usize>()
     }
 
     /// Rows of answers under way, one each, up to this frame's share.
@@ -454,35 +366,6 @@ impl Scheduler {
         Ok(events)
     }
 
-    /// The chain says what all stages have of what a session was to begin with.
-    fn restored(&mut self, id: SessionId, epoch: Epoch, mut length: usize, events: &mut Vec<Event>) {
-        let Some(session) = self.sessions.get_mut(&id).filter(|s| s.epoch == epoch) else { return };
-        let Some(mut candidates) = session.restoring.take() else { return };
-        if candidates.first().is_some_and(|best| length < best.length as usize) {
-            self.shortened += 1;
-            // Some stage lost those; the others need not keep them.
-            let mut lost = Vec::new();
-            candidates.retain(|c| {
-                let there = c.length as usize <= length;
-                lost.extend((!there).then_some(*c));
-                there
-            });
-            if !self.prefills.contains(&id) {
-                self.prefills.push_back(id);
-            }
-            lost.iter().for_each(|c| forget(&mut self.kept, c, &mut self.pending));
-            // A lane that holds more cannot always be cut, so it is filled anew.
-            if self.restore(id, candidates) {
-                return;
-            }
-            self.again_from(id, 0);
-            length = 0;
-        }
-        let count = if length > 0 { &mut self.hits } else { &mut self.misses };
-        *count += 1;
-        events.push(Event::Restored(id, length));
-    }
-
     fn take(&mut self, prediction: Prediction, events: &mut Vec<Event>) {
         let id = prediction.session;
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -509,6 +392,14 @@ impl Scheduler {
         let full = answered >= session.request.max_tokens || session.tokens.len() >= self.limits.context;
         let grammar_end = prediction.flags & prediction_flags::GRAMMAR_END != 0;
         let is_probe = self.probe == Some(id);
+        // A grammar's end is not in its last token.
+        let shown = session.prompt..session.tokens.len() - usize::from(grammar_end);
+        if answered == MAX_REPLAY || (answered < MAX_REPLAY && (ends || grammar_end || full)) {
+            let (request, tokens) = (&session.request, &session.tokens);
+            if let Some(fingerprint) = request.fingerprint {
+                self.answers.record(request.namespace, fingerprint, &tokens[..session.prompt], &tokens[shown]);
+            }
+        }
         let finish = match (ends, grammar_end) {
             (true, _) => Some(Finish::Stop(Some(token))),
             (false, true) => Some(Finish::Stop(None)),
@@ -570,17 +461,4 @@ fn is_final(report: &Report) -> bool {
 fn config_bytes(sections: &[Section]) -> usize {
     let bytes = |s: &Section| if let Section::Config { json, .. } = s { json.len() } else { 0 };
     sections.iter().map(bytes).sum()
-}
-
-fn candidate(place: Place) -> Candidate {
-    let Place { page, length, slot } = place;
-    Candidate { page, length, slot }
-}
-
-/// Forgets what some stage may not have, and tells the others.
-fn forget(kept: &mut Directory, lost: &Candidate, pending: &mut Vec<Section>) {
-    let &Candidate { page, length, slot } = lost;
-    if kept.forget(&Place { page, length, slot }) {
-        pending.push(Section::Evict { page, slot });
-    }
 }

@@ -261,6 +261,29 @@ fn a_stage_that_lost_the_longest_state_shortens_the_hit() {
 }
 
 #[test]
+fn a_repeated_greedy_request_begins_with_its_first_tokens() {
+    for memory in [Memory::Dense, Memory::Copied] {
+        let mut chain = Chain::with(3, limits(2, 3, 8), memory);
+        chain.settle();
+        let first = request((0..30).collect(), 20, &greedy());
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0));
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 30), "the whole prompt and what follows it are there");
+        let counts = chain.scheduler.counts();
+        assert!(counts.replays == 1 && (1..=8).contains(&counts.replayed_tokens), "{counts:?}");
+        // One that lost it: nothing is shown of what was known, and the text is the same.
+        chain.forget(1);
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0));
+        assert_eq!(chain.scheduler.counts().replays, 1);
+        // No more than is asked for, and nothing of it with random numbers.
+        for (most, config) in [(1, greedy()), (2, greedy()), (20, sampled(3))] {
+            let other = request((0..30).collect(), most, &config);
+            assert_eq!(turn(&mut chain, &other).0, alone(3, &other), "{most}");
+        }
+        assert_eq!(chain.scheduler.counts().replays, 2);
+    }
+}
+
+#[test]
 fn states_that_cannot_be_taken_or_set_cost_time_and_not_text() {
     let mut chain = Chain::with(3, limits(2, 3, 32), Memory::Windowed);
     chain.settle();

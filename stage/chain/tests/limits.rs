@@ -16,7 +16,14 @@ const LIMITS: Limits = Limits {
     max_queue: 3,
     max_attempts: 4,
     cells: 512,
-    cache: Settings { payload: Payload::Resident, max_entries: 0, min_tokens: 1, stride: 128, max_records: 1 },
+    cache: Settings {
+        payload: Payload::Resident,
+        max_entries: 0,
+        min_tokens: 1,
+        stride: 128,
+        max_records: 1,
+        replays: 0,
+    },
 };
 
 fn request(config: usize) -> Request {

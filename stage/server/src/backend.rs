@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use splitmodel_cache::Identity;
+use splitmodel_cache::{Fingerprint, Identity};
 use splitmodel_chain::scheduler::{AdmissionError, Request};
 use splitmodel_engine::Tokenizer;
 use splitmodel_openai::{
@@ -136,6 +136,7 @@ impl Backend for ChainBackend {
         });
         let client = Client { sender, received: request.received, trace: self.telemetry.request(&request) };
         let request_id = request.request_id;
+        let replayable = if request.logprobs { None } else { request.config.deterministic() };
         let request = Request {
             prompt: request.prompt,
             config,
@@ -144,6 +145,7 @@ impl Backend for ChainBackend {
             logprobs: request.logprobs,
             trace: None,
             namespace: self.identity.namespace(request.cache_key.as_deref(), request.tenant.as_deref()),
+            fingerprint: replayable.map(|bytes| Fingerprint::of(&bytes)),
         };
         match self.coordinator.submit(request, client) {
             Ok(session) => {

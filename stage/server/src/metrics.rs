@@ -235,6 +235,8 @@ fn coordinator_figures(coordinator: &Coordinator, out: &mut Out<'_, '_>) -> std:
     let lookups = [("hit", now.hits as f64), ("miss", now.misses as f64), ("shortened", now.shortened as f64)];
     let help = "Prompts by whether they began with a kept prefix; shortened: a stage had lost the longest, and it was tried again";
     out.family("kv_lookups", help, "outcome", lookups)?;
+    out.counter("kv_replays", "Deterministic requests whose first tokens were known", now.replays as f64)?;
+    out.counter("kv_replayed_tokens", "Those tokens", now.replayed_tokens as f64)?;
     let kind = now.payload.name();
     out.family("kv_evictions", "Prefixes given up to make room", "kind", [(kind, now.evictions as f64)])?;
     out.gauge("kv_residents", "Prefixes that the chain keeps", now.kept as f64)?;

@@ -1,6 +1,8 @@
 //! What the scheduler knows of a session with a lane.
 
-use splitmodel_link::frame::{Candidate, Epoch, Lane, Report, Row, Section, SessionId, Target, Token, row_flags};
+use splitmodel_link::frame::{
+    Candidate, Epoch, Lane, Prediction, Report, Row, Section, SessionId, Target, Token, row_flags,
+};
 
 use super::types::Request;
 
@@ -10,6 +12,8 @@ pub(super) struct Session {
     pub(super) epoch: Epoch,
     pub(super) tokens: Vec<Token>,
     pub(super) prompt: usize,
+    /// The last of `tokens`, which come from an earlier answer and are shown when all stages have what goes before them.
+    pub(super) replayed: usize,
     /// Rows sent in this epoch.
     pub(super) sent: usize,
     /// Whether the last stage has this epoch's config.
@@ -54,6 +58,25 @@ impl Session {
         self.tokens.len() > self.prompt && self.remaining() <= 1
     }
 
+    /// The prediction of the token at index `at`, which was made earlier; nothing but the token is known.
+    pub(super) fn known(&self, id: SessionId, at: usize) -> Prediction {
+        let before = at.saturating_sub(1);
+        Prediction {
+            session: id,
+            epoch: self.epoch,
+            ordinal: u32::try_from(before).unwrap_or(u32::MAX),
+            position: i32::try_from(before).unwrap_or(i32::MAX),
+            token: self.tokens[at],
+            logprob: f32::NAN,
+            entropy: f32::NAN,
+            margin: f32::NAN,
+            mu: f32::NAN,
+            draws: 0,
+            flags: 0,
+            top: Vec::new(),
+        }
+    }
+
     /// A session that begins with the prompt of `request`; nothing of it is sent.
     pub(super) fn new(lane: Lane, request: Request) -> Self {
         Self {
@@ -61,6 +84,7 @@ impl Session {
             epoch: 0,
             tokens: request.prompt.clone(),
             prompt: request.prompt.len(),
+            replayed: 0,
             sent: 0,
             config_sent: false,
             on_stages: false,

@@ -1,6 +1,6 @@
 //! What goes into the scheduler and what comes out.
 
-use splitmodel_cache::{Namespace, Payload, Settings};
+use splitmodel_cache::{Fingerprint, Namespace, Payload, Settings};
 use splitmodel_link::frame::{ErrorClass, Prediction, SessionId, Token};
 
 use super::MAX_CONFIGS;
@@ -49,6 +49,9 @@ pub struct Request {
     pub trace: Option<TraceContext>,
     /// Prefixes are shared only within a namespace.
     pub namespace: Namespace,
+    /// What decides its tokens, where no random number does and nothing but the tokens is asked for: its first tokens are kept,
+    /// and taken from what is kept.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Why a request is not admitted.
@@ -130,6 +133,10 @@ pub struct Counts {
     pub hits: u64,
     /// Sessions that began with none.
     pub misses: u64,
+    /// Sessions whose first tokens were known.
+    pub replays: u64,
+    /// Those tokens.
+    pub replayed_tokens: u64,
     /// Sessions that began with less than stage 0 had noted, since a stage had lost it.
     pub shortened: u64,
 }

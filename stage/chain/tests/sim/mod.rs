@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use splitmodel_cache::{Payload, Settings};
+use splitmodel_cache::{Fingerprint, Payload, Settings};
 use splitmodel_chain::runtime::{Batch, Runtime, RuntimeError};
 use splitmodel_chain::schedule::{Op, Sink};
 use splitmodel_chain::scheduler::{Event, Limits, Request, Scheduler};
@@ -223,14 +223,23 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
         max_queue: 64,
         max_attempts: 5,
         cells: 96 * usize::from(lanes),
-        cache: Settings { payload: Payload::Resident, max_entries: 3, min_tokens: 2, stride: 8, max_records: 2 },
+        cache: Settings {
+            payload: Payload::Resident,
+            max_entries: 3,
+            min_tokens: 2,
+            stride: 8,
+            max_records: 2,
+            replays: 8,
+        },
     }
 }
 
 pub fn request(prompt: Vec<Token>, max_tokens: usize, config: &GenerationConfig) -> Request {
     let config =
         GenerationConfig { prompt_tokens: u32::try_from(prompt.len()).unwrap(), eog: vec![EOG], ..config.clone() };
-    Request { prompt, config: serde_json::to_vec(&config).unwrap(), max_tokens, eog: vec![EOG], ..Request::default() }
+    let json = serde_json::to_vec(&config).unwrap();
+    let fingerprint = config.deterministic().map(|bytes| Fingerprint::of(&bytes));
+    Request { prompt, config: json, max_tokens, eog: vec![EOG], fingerprint, ..Request::default() }
 }
 
 pub fn greedy() -> GenerationConfig {

@@ -17,6 +17,8 @@ pub struct KvCacheConfig {
     pub shared_prefix_stride_tokens: u32,
     /// Exact states of one prompt at most.
     pub shared_prefix_record_limit: u32,
+    /// Deterministic answers of which the first eight tokens are kept for the same request, at most; 0 keeps none.
+    pub replay_entries: u32,
 }
 
 impl Default for KvCacheConfig {
@@ -28,6 +30,7 @@ impl Default for KvCacheConfig {
             max_bytes: 1 << 30,
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
+            replay_entries: 1024,
         }
     }
 }
