@@ -168,6 +168,17 @@ impl Directory {
         places
     }
 
+    /// Tokens of `prompt` that a session could begin with; nothing counts as used.
+    #[must_use]
+    pub fn longest(&self, namespace: Namespace, prompt: &[Token]) -> usize {
+        let Some(tree) = self.trees.get(&namespace) else { return 0 };
+        let before = &prompt[..prompt.len().saturating_sub(1)];
+        match self.settings.payload.can_be_cut() {
+            true => tree.sharing(before, 1).first().map_or(0, |(length, _)| *length),
+            false => tree.prefixes(before).next().map_or(0, |(length, _)| length),
+        }
+    }
+
     fn place(&self, slot: u16, length: usize) -> Option<Place> {
         let entry = self.slots.get(usize::from(slot))?.as_ref()?;
         Some(Place { page: entry.page, length: u32::try_from(length).ok()?, slot })

@@ -240,7 +240,8 @@ impl Scheduler {
             return None;
         }
         while self.probe.is_none() && !self.free.is_empty() {
-            let Some((id, request)) = self.queue.pop_front() else { break };
+            let Some(next) = self.queue.iter().position(|(_, request)| !self.waits(request)) else { break };
+            let Some((id, request)) = self.queue.remove(next) else { break };
             let Some(lane) = self.free.pop() else { break };
             let cold = self.start(id, lane, request);
             events.push(Event::Started(id));

@@ -261,6 +261,26 @@ fn a_stage_that_lost_the_longest_state_shortens_the_hit() {
 }
 
 #[test]
+fn branches_of_a_new_prefix_compute_it_once() {
+    for memory in [Memory::Dense, Memory::Copied] {
+        let mut chain = Chain::with(3, limits(4, 3, 8), memory);
+        chain.settle();
+        let branch = |tail: Token| request((0..40).chain([tail, 45, 46]).collect(), 6, &sampled(1));
+        let branches: Vec<_> = [41, 42, 43].map(branch).to_vec();
+        let other = request((20..50).collect(), 6, &sampled(2));
+        let ids: Vec<_> = branches.iter().map(|r| chain.submit(r.clone())).collect();
+        let beside = chain.submit(other.clone());
+        chain.settle();
+        let restored: Vec<_> = ids.iter().map(|id| chain.restored[id]).collect();
+        assert_eq!(restored, [0, 40, 40]);
+        assert_eq!(chain.restored[&beside], 0);
+        for (id, r) in ids.iter().zip(&branches).chain([(&beside, &other)]) {
+            assert_eq!(chain.texts[id], alone(3, r));
+        }
+    }
+}
+
+#[test]
 fn a_repeated_greedy_request_begins_with_its_first_tokens() {
     for memory in [Memory::Dense, Memory::Copied] {
         let mut chain = Chain::with(3, limits(2, 3, 8), memory);

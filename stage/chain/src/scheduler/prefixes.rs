@@ -7,6 +7,19 @@ use super::session::{Session, history_bytes};
 use super::{Event, MAX_CONFIGS, Request, Scheduler};
 
 impl Scheduler {
+    /// Whether a session is computing a long part of this prompt just now: once it has, the cells need not be computed again.
+    pub(super) fn waits(&self, request: &Request) -> bool {
+        let cache = self.limits.cache;
+        if cache.max_entries == 0 || !cache.payload.can_be_cut() {
+            return false;
+        }
+        let new = |s: &&Session| s.tokens.len() == s.prompt && s.request.namespace == request.namespace;
+        let common = |s: &Session| s.tokens.iter().zip(&request.prompt).take_while(|(a, b)| a == b).count();
+        let shared = self.sessions.values().filter(new).map(common).max().unwrap_or(0);
+        let least = cache.min_tokens.max(1);
+        shared >= least && shared >= self.kept.longest(request.namespace, &request.prompt).saturating_add(least)
+    }
+
     /// Keeps what was sent of a session: its lane's cells or state, as the stages have it when they come to that.
     pub(super) fn keep(&mut self, id: SessionId) {
         if !self.up || self.probe == Some(id) {
