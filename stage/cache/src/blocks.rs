@@ -217,13 +217,6 @@ impl BlockStore {
         }
         true
     }
-
-    /// Forgets all states.
-    pub fn clear(&mut self) {
-        self.states.clear();
-        self.blocks.clear();
-        self.bytes = 0;
-    }
 }
 
 /// Bytes of the different blocks among `parts` that are not `there`.

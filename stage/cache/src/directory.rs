@@ -54,6 +54,9 @@ pub struct Settings {
     pub max_records: usize,
     /// Deterministic answers of which the first tokens are kept, at most; 0 keeps none.
     pub replays: usize,
+    /// Number of the first page. Stages that outlive this directory must never meet a number twice, so each begins behind the
+    /// last of all earlier ones.
+    pub first_page: u64,
 }
 
 /// A prefix and where it is kept.
@@ -96,7 +99,15 @@ impl Directory {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let slots = std::iter::repeat_with(|| None).take(settings.max_entries.into()).collect();
-        Self { settings, slots, trees: HashMap::new(), tokens: 0, next_page: 1, clock: 0, evictions: 0 }
+        Self {
+            settings,
+            slots,
+            trees: HashMap::new(),
+            tokens: 0,
+            next_page: settings.first_page,
+            clock: 0,
+            evictions: 0,
+        }
     }
 
     /// What is kept.
@@ -144,8 +155,15 @@ impl Directory {
         self.slots.iter().flatten().any(|e| e.page == page)
     }
 
-    /// The stages forgot everything.
-    pub fn clear(&mut self) {
+    /// The chain is formed anew: residents are gone with the caches that held them; copies and states stay where a stage
+    /// did, and where it did not a restore will show it.
+    pub fn formed(&mut self) {
+        if self.settings.payload == Payload::Resident {
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
         self.slots.fill_with(|| None);
         self.trees.clear();
         self.tokens = 0;

@@ -12,7 +12,6 @@ enum Act {
     Insert(u64, u8, usize),
     Get(u64),
     Remove(u64),
-    Clear,
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -20,7 +19,6 @@ fn act() -> impl Strategy<Value = Act> {
         6 => (0..12u64, any::<u8>(), 0..90_000usize).prop_map(|(p, h, n)| Act::Insert(p, h, n)),
         6 => (0..12u64).prop_map(Act::Get),
         2 => (0..12u64).prop_map(Act::Remove),
-        1 => Just(Act::Clear),
     ]
 }
 
@@ -67,10 +65,6 @@ proptest! {
                     let before = list.len();
                     list.retain(|(p, _)| *p != page);
                     prop_assert_eq!(store.remove(page), list.len() < before);
-                }
-                Act::Clear => {
-                    store.clear();
-                    list.clear();
                 }
             }
             prop_assert!(list.iter().all(|(p, _)| store.holds(*p)));

@@ -7,8 +7,15 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use splitmodel_cache::{Directory, Identity, Namespace, Payload, Place, Settings, Token};
 
-const SETTINGS: Settings =
-    Settings { payload: Payload::Resident, max_entries: 4, min_tokens: 4, stride: 8, max_records: 2, replays: 0 };
+const SETTINGS: Settings = Settings {
+    payload: Payload::Resident,
+    max_entries: 4,
+    min_tokens: 4,
+    stride: 8,
+    max_records: 2,
+    replays: 0,
+    first_page: 7,
+};
 const NOBODY: fn() -> Namespace = Namespace::default;
 
 fn text(seed: i32, n: usize) -> Vec<Token> {
@@ -52,7 +59,7 @@ fn a_conversation_that_grows_keeps_its_place() {
     assert_eq!(r.record(NOBODY(), &text(3, 5)).unwrap().slot, 1, "the one used longest ago goes");
     assert_eq!(r.evict().map(|p| (p.slot, p.length)), Some((0, 20)));
     assert_eq!(r.evictions(), 2);
-    r.clear();
+    r.formed();
     assert!(r.is_empty() && r.evict().is_none());
     assert_eq!(Directory::new(Settings { max_entries: 0, ..SETTINGS }).record(NOBODY(), &text(1, 9)), None);
 }

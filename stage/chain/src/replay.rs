@@ -91,7 +91,6 @@ impl<R: Runtime> Replay<'_, R> {
             Op::Clear => {
                 self.runtime.clear();
                 self.samplers.clear();
-                self.states.clear();
             }
             Op::SeqRm { lane, from, to } => {
                 if !self.runtime.seq_rm(*lane, *from, *to) {

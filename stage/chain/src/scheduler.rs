@@ -200,7 +200,7 @@ impl Scheduler {
         self.in_flight.clear();
         self.pending.clear();
         self.due.clear();
-        self.kept.clear();
+        self.kept.formed();
         self.decodes.clear();
         self.prefills = self.sessions.keys().copied().collect();
         for at in 0..self.prefills.len() {

@@ -66,10 +66,7 @@ impl Shadow {
         let at = self.ops;
         self.ops += 1;
         match op {
-            Op::Clear => {
-                self.lanes.clear();
-                self.states.clear();
-            }
+            Op::Clear => self.lanes.clear(),
             Op::SaveState { lane, page } => {
                 let cells = self.lanes.get(lane).cloned().unwrap_or_default();
                 self.states.insert(*page, Cells { owner: None, ..cells });

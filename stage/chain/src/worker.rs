@@ -152,14 +152,15 @@ impl<R: Runtime> Worker<R> {
         self.lanes.iter().zip(0..).filter_map(|(l, i)| l.as_ref().map(|l| (i, l.session, l.next)))
     }
 
-    /// Frees every lane; when the upstream is gone, nobody else will.
+    /// Frees every lane; when the upstream is gone, nobody else will. Prefixes that do not stand in the runtime's cells stay.
     pub fn reset(&mut self) {
         self.runtime.clear();
         for (lane, slot) in (0..).zip(&mut self.lanes) {
             tell(&mut self.observer, lane, slot.take());
         }
-        self.residents.fill(None);
-        self.states.iter_mut().for_each(BlockStore::clear);
+        if self.states.is_none() {
+            self.residents.fill(None);
+        }
         self.log(|| Op::Clear);
     }
 

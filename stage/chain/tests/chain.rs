@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use sim::{Chain, Memory, alone, greedy, limits, request};
-use splitmodel_chain::scheduler::{AdmissionError, Finish, Limits};
+use splitmodel_chain::scheduler::{AdmissionError, Finish, Limits, Scheduler};
 use splitmodel_chain::shadow;
 use splitmodel_link::frame::Token;
 use splitmodel_sampling::GenerationConfig;
@@ -334,6 +334,43 @@ fn a_stage_that_lost_its_residents_costs_time_and_not_text() {
         assert_eq!(chain.texts[&other], alone(3, &beside), "a session in the same frames");
         assert_eq!(turn(&mut chain, &first), (alone(3, &first), hit), "it was recorded anew");
         assert!(chain.workers.iter().all(|w| w.lanes_in_use() == 0 && w.runtime().held() == w.resident_cells()));
+    }
+}
+
+#[test]
+fn copies_and_states_outlive_a_formation_where_their_stage_does() {
+    for memory in Memory::ALL {
+        let limits = limits(2, 3, 8);
+        let mut chain = Chain::with(3, limits, memory);
+        let hit = if memory.can_be_cut() { 29 } else { 16 };
+        chain.settle();
+        let first = request((0..30).collect(), 6, &sampled(1));
+        turn(&mut chain, &first);
+        chain.cut();
+        chain.form();
+        chain.settle();
+        let stays = if memory == Memory::Dense { 0 } else { hit };
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), stays), "{memory:?}");
+        // One stage is another process.
+        chain.cut();
+        chain.forget(2);
+        chain.form();
+        chain.settle();
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "{memory:?}");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), hit), "{memory:?}");
+        // Stage 0 is: what it numbers is never mistaken for what others kept of its predecessor.
+        chain.cut();
+        chain.forget(0);
+        let cache = splitmodel_cache::Settings { first_page: 1000, ..memory.settings(limits.cache) };
+        chain.scheduler = Scheduler::new(Limits { cache, ..limits });
+        (chain.restored, chain.ended) = Default::default();
+        chain.form();
+        chain.settle();
+        let other = request((30..60).collect(), 6, &sampled(2));
+        assert_eq!(turn(&mut chain, &other), (alone(3, &other), 0), "{memory:?}");
+        assert_eq!(turn(&mut chain, &other), (alone(3, &other), hit), "{memory:?}");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "{memory:?}");
+        assert!(chain.workers.iter().all(|w| w.prefix_counts().kept <= limits.cache.max_entries.into()));
     }
 }
 

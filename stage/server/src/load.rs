@@ -246,6 +246,7 @@ pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
         stride: c.shared_prefix_stride_tokens as usize,
         max_records: c.shared_prefix_record_limit as usize,
         replays: if c.enabled { c.replay_entries as usize } else { 0 },
+        first_page: 1,
     }
 }
 

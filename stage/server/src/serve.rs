@@ -357,6 +357,8 @@ impl Stage {
     fn coordinator(&self, vocabulary: &Option<Vocabulary>, cache: Settings) -> Arc<Coordinator> {
         let (c, s) = (&self.config, &self.config.scheduling);
         let rows = c.engine.n_ubatch as usize;
+        // Ids of later instances are larger, by 65,536 for each millisecond here: no earlier one counts that far.
+        let first_page = u64::try_from(self.instance.0 >> 64).unwrap_or(u64::MAX);
         let limits = Limits {
             lanes: u16::try_from(c.engine.lanes).unwrap_or(u16::MAX),
             context: c.engine.context_length as usize,
@@ -367,7 +369,7 @@ impl Stage {
             max_queue: s.max_queue as usize,
             max_attempts: MAX_ATTEMPTS,
             cells: c.engine.cells() as usize,
-            cache,
+            cache: Settings { first_page, ..cache },
         };
         let deadlines = Deadlines {
             admission: Duration::from_secs(s.admission_deadline_s.into()),

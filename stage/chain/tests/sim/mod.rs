@@ -200,6 +200,8 @@ impl Sink for Shared {
 /// A chain whose links hold messages until they are moved by hand.
 pub struct Chain {
     pub scheduler: Scheduler,
+    /// Makes the worker of a stage.
+    make: Box<dyn Fn(usize) -> Worker<Arithmetic>>,
     pub workers: Vec<Worker<Arithmetic>>,
     links: Vec<VecDeque<Frame>>,
     replies: VecDeque<Predictions>,
@@ -230,6 +232,7 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
             stride: 8,
             max_records: 2,
             replays: 8,
+            first_page: 1,
         },
     }
 }
@@ -255,21 +258,23 @@ impl Chain {
     pub fn with(stages: u16, limits: Limits, memory: Memory) -> Self {
         let limits = Limits { cache: memory.settings(limits.cache), ..limits };
         let lanes = usize::from(limits.lanes) + 1;
-        let (mut ops, mut fail_next, mut fail_states) = (Vec::new(), Vec::new(), Vec::new());
-        let workers = (0..stages).map(|i| {
-            let place = Place { stage: i, stages };
-            let mut slice = Arithmetic::new(u64::from(i), i + 1 == stages);
+        let each = usize::from(stages);
+        let ops: Vec<Arc<Mutex<Vec<Op>>>> = std::iter::repeat_with(Arc::default).take(each).collect();
+        let fail_next: Vec<Arc<AtomicU32>> = std::iter::repeat_with(Arc::default).take(each).collect();
+        let fail_states: Vec<Arc<AtomicU32>> = std::iter::repeat_with(Arc::default).take(each).collect();
+        let (log, nexts, states) = (ops.clone(), fail_next.clone(), fail_states.clone());
+        let make = move |stage: usize| {
+            let place = Place { stage: u16::try_from(stage).unwrap(), stages };
+            let mut slice = Arithmetic::new(u64::from(place.stage), place.stage + 1 == stages);
             slice.memory = memory;
-            fail_next.push(slice.fail_next.clone());
-            fail_states.push(slice.fail_states.clone());
+            (slice.fail_next, slice.fail_states) = (nexts[stage].clone(), states[stage].clone());
             let mut w = Worker::new(slice, place, lanes, None).with_cache(&limits.cache, MAX_BYTES);
-            let log = Arc::new(Mutex::new(Vec::new()));
-            ops.push(log.clone());
-            w.set_sink(Some(Box::new(Shared(log))));
+            w.set_sink(Some(Box::new(Shared(log[stage].clone()))));
             w
-        });
-        let workers = workers.collect();
+        };
+        let workers = (0..each).map(&make).collect();
         let mut chain = Self {
+            make: Box::new(make),
             scheduler: Scheduler::new(limits),
             workers,
             links: vec![VecDeque::new(); usize::from(stages)],
@@ -291,6 +296,7 @@ impl Chain {
 
     /// A stage loses all it holds without anyone noticing, as none should.
     pub fn forget(&mut self, stage: usize) {
+        self.workers[stage] = (self.make)(stage);
         self.workers[stage].reset();
     }
 
