@@ -268,11 +268,30 @@ pub struct KvCacheSpec {
     /// Shortest prefix worth keeping, in tokens.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub min_tokens: u32,
+    /// Host memory of each stage for kept prefixes.
+    pub max_bytes: Quantity,
+    /// Distance of the lengths at which exact states are taken, in tokens.
+    #[schemars(range(min = 1, max = 16_777_216))]
+    pub shared_prefix_stride_tokens: u32,
+    /// Exact states of one prompt at most.
+    #[schemars(range(min = 1, max = 127))]
+    pub shared_prefix_record_limit: u32,
+    /// Deterministic answers of which the first eight tokens are kept for the same request, at most; 0 keeps none.
+    #[schemars(range(max = 65_536))]
+    pub replay_entries: u32,
 }
 
 impl Default for KvCacheSpec {
     fn default() -> Self {
-        Self { enabled: true, max_entries: 8, min_tokens: 64 }
+        Self {
+            enabled: true,
+            max_entries: 8,
+            min_tokens: 64,
+            max_bytes: Quantity("1Gi".to_owned()),
+            shared_prefix_stride_tokens: 128,
+            shared_prefix_record_limit: 2,
+            replay_entries: 1024,
+        }
     }
 }
 

@@ -88,9 +88,18 @@ impl Wanted {
 
     /// Reuse of computed prefixes.
     #[must_use]
-    pub const fn kv_cache(&self) -> KvCacheConfig {
+    pub fn kv_cache(&self) -> KvCacheConfig {
         let spec = &self.spec.kv_cache;
-        KvCacheConfig { enabled: spec.enabled, max_entries: spec.max_entries, min_tokens: spec.min_tokens }
+        KvCacheConfig {
+            enabled: spec.enabled,
+            max_entries: spec.max_entries,
+            min_tokens: spec.min_tokens,
+            // Other texts were refused.
+            max_bytes: spec.max_bytes.bytes().unwrap_or(0),
+            shared_prefix_stride_tokens: spec.shared_prefix_stride_tokens,
+            shared_prefix_record_limit: spec.shared_prefix_record_limit,
+            replay_entries: spec.replay_entries,
+        }
     }
 
     /// Names of the API at `bind`, with keys from `api_key_file`.

@@ -2,7 +2,6 @@
 
 pub mod observe;
 pub mod replay;
-pub mod residents;
 pub mod runtime;
 pub mod schedule;
 pub mod scheduler;

@@ -64,6 +64,7 @@ struct Replay<'a, R: Runtime> {
     runtime: &'a mut R,
     grammars: Option<&'a GrammarFactory>,
     samplers: HashMap<Lane, (SessionId, SessionSampler)>,
+    states: HashMap<u64, Vec<u8>>,
     result: Replayed,
 }
 
@@ -76,7 +77,8 @@ pub fn replay<R: Runtime>(
     runtime: &mut R,
     grammars: Option<&GrammarFactory>,
 ) -> Result<Replayed, ReplayError> {
-    let mut replay = Replay { runtime, grammars, samplers: HashMap::new(), result: Replayed::default() };
+    let mut replay =
+        Replay { runtime, grammars, samplers: HashMap::new(), states: HashMap::new(), result: Replayed::default() };
     for (i, op) in ops.iter().enumerate() {
         replay.apply(i, op)?;
     }
@@ -102,6 +104,19 @@ impl<R: Runtime> Replay<'_, R> {
                 }
             }
             Op::SeqCp { from, to, begin, end } => self.runtime.seq_cp(*from, *to, *begin, *end),
+            Op::SaveState { lane, page } => {
+                let state = self.states.entry(*page).or_default();
+                self.runtime.state(*lane, state).map_err(|source| ReplayError::Runtime { op: i, source })?;
+            }
+            Op::LoadState { page, lane } => {
+                let what = || format!("the state of page {page} is not kept");
+                let state = self.states.get(page).ok_or_else(|| ReplayError::Log { op: i, what: what() })?;
+                self.runtime.set_state(*lane, state).map_err(|source| ReplayError::Runtime { op: i, source })?;
+                self.samplers.remove(lane);
+            }
+            Op::DropState { page } => {
+                self.states.remove(page);
+            }
             Op::Config { session, lane, config } => {
                 let config: GenerationConfig = serde_json::from_value(config.clone())
                     .map_err(|e| ReplayError::Log { op: i, what: format!("generation config: {e}") })?;

@@ -30,6 +30,14 @@ pub enum RuntimeError {
         /// Values seen.
         got: usize,
     },
+    /// A sequence's state could not be taken or set.
+    #[error("the state of a sequence cannot be {done}: {why}")]
+    State {
+        /// What was tried: taken, or set.
+        done: &'static str,
+        /// What is known of the cause.
+        why: &'static str,
+    },
     /// Reading embedding rows failed.
     #[error("embedding rows cannot be read: {0}")]
     Embedding(String),
@@ -41,7 +49,9 @@ impl RuntimeError {
     pub const fn class(&self) -> ErrorClass {
         match self {
             Self::Embedding(_) => ErrorClass::Io,
-            Self::CacheFull { .. } | Self::Decode { .. } | Self::Shape { .. } => ErrorClass::Backend,
+            Self::CacheFull { .. } | Self::Decode { .. } | Self::Shape { .. } | Self::State { .. } => {
+                ErrorClass::Backend
+            }
         }
     }
 }
@@ -73,6 +83,19 @@ pub trait Runtime {
 
     /// Makes `to` share the cells of `from` at positions in `[begin, end)`.
     fn seq_cp(&mut self, from: Lane, to: Lane, begin: Position, end: Position);
+
+    /// Puts the whole state of `lane` into `out`, in place of what was there: bytes that [`Runtime::set_state`] of a slice of the
+    /// same layers and settings takes.
+    ///
+    /// # Errors
+    /// [`RuntimeError::State`].
+    fn state(&mut self, lane: Lane, out: &mut Vec<u8>) -> Result<(), RuntimeError>;
+
+    /// Puts a state into `lane`, in place of what it held.
+    ///
+    /// # Errors
+    /// [`RuntimeError::State`], when there is no room for it; `lane` may hold anything then.
+    fn set_state(&mut self, lane: Lane, state: &[u8]) -> Result<(), RuntimeError>;
 
     /// Empties the cache.
     fn clear(&mut self);

@@ -82,6 +82,25 @@ pub enum Op {
         /// End.
         end: Position,
     },
+    /// The state of a lane was kept.
+    SaveState {
+        /// Lane.
+        lane: Lane,
+        /// What it is kept as.
+        page: u64,
+    },
+    /// A kept state was put into a lane.
+    LoadState {
+        /// What it was kept as.
+        page: u64,
+        /// Lane.
+        lane: Lane,
+    },
+    /// A kept state was forgotten.
+    DropState {
+        /// What it was kept as.
+        page: u64,
+    },
     /// A sampler was set up.
     Config {
         /// Session.

@@ -2,19 +2,20 @@
 //! in flight in a chain of N stages, and turns predictions into events. Pure: no clock, no I/O.
 
 mod pace;
+mod prefixes;
 mod session;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use splitmodel_cache::{Directory, MAX_REPLAY, Replays};
 use splitmodel_link::frame::{
-    Activations, Epoch, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Token,
+    Activations, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Token,
     prediction_flags,
 };
 
-use crate::residents::Residents;
 use pace::Pace;
-use session::{Session, history_bytes};
+use session::Session;
 pub use types::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request};
 
 /// Most bytes of generation configs in a frame: half of what a message's sections may have, the rest is for reports.
@@ -39,8 +40,15 @@ pub struct Scheduler {
     prefills: VecDeque<SessionId>,
     pending: Vec<Section>,
     in_flight: VecDeque<InFlight>,
-    residents: Residents,
-    evictions: u64,
+    kept: Directory,
+    answers: Replays,
+    replays: u64,
+    replayed_tokens: u64,
+    /// Sessions whose state is to be recorded when the frame under construction has brought them there.
+    due: Vec<SessionId>,
+    hits: u64,
+    misses: u64,
+    shortened: u64,
     pace: Pace,
     next_session: SessionId,
     next_seq: u64,
@@ -63,8 +71,14 @@ impl Scheduler {
             prefills: VecDeque::new(),
             pending: Vec::new(),
             in_flight: VecDeque::new(),
-            residents: Residents::new(limits.residents, limits.min_resident),
-            evictions: 0,
+            kept: Directory::new(limits.cache),
+            answers: Replays::new(limits.cache.replays),
+            replays: 0,
+            replayed_tokens: 0,
+            due: Vec::new(),
+            hits: 0,
+            misses: 0,
+            shortened: 0,
             pace: Pace::new(limits.prefill_chunk_shared, limits.max_in_flight),
             next_session: 1,
             next_seq: 1,
@@ -83,9 +97,16 @@ impl Scheduler {
             in_flight: self.in_flight.len(),
             cells: self.sessions.values().map(|s| s.sent).sum(),
             frames: self.frames,
-            residents: self.residents.len(),
-            resident_cells: self.residents.cells(),
-            evictions: self.evictions,
+            payload: self.kept.payload(),
+            kept: self.kept.len(),
+            kept_tokens: self.kept.tokens(),
+            kept_cells: self.kept.cells(),
+            evictions: self.kept.evictions(),
+            hits: self.hits,
+            misses: self.misses,
+            shortened: self.shortened,
+            replays: self.replays,
+            replayed_tokens: self.replayed_tokens,
         }
     }
 
@@ -139,7 +160,10 @@ impl Scheduler {
     }
 
     fn release(&mut self, id: SessionId) {
-        self.keep(id);
+        if self.kept.payload().can_be_cut() {
+            self.keep(id);
+        }
+        self.share(id, None);
         let Some(session) = self.sessions.remove(&id) else { return };
         if self.up && session.on_stages {
             self.pending.push(Section::Stop(session.target(id)));
@@ -150,19 +174,6 @@ impl Scheduler {
             self.probe = None;
         } else {
             self.free.push(session.lane);
-        }
-    }
-
-    /// Keeps what was computed for a session as a resident prefix.
-    fn keep(&mut self, id: SessionId) {
-        if !self.up || self.probe == Some(id) {
-            return;
-        }
-        let session = self.sessions.get_mut(&id).filter(|s| s.on_stages && s.restoring.is_none());
-        let Some(session) = session else { return };
-        if let Some(resident) = self.residents.record(&session.request.namespace, &session.tokens[..session.sent]) {
-            session.shares = Some(resident);
-            self.pending.push(Section::Record { target: session.target(id), resident });
         }
     }
 
@@ -188,13 +199,17 @@ impl Scheduler {
         }
         self.in_flight.clear();
         self.pending.clear();
-        self.residents.clear();
-        for session in self.sessions.values_mut() {
-            session.again_from(0);
-            session.on_stages = false;
-        }
+        self.due.clear();
+        self.kept.formed();
         self.decodes.clear();
         self.prefills = self.sessions.keys().copied().collect();
+        for at in 0..self.prefills.len() {
+            let id = self.prefills[at];
+            self.again_from(id, 0);
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.on_stages = false;
+            }
+        }
     }
 
     /// Fails every session, e.g. when a deadline passed.
@@ -219,34 +234,14 @@ impl Scheduler {
         self.pending.push(Section::Probe(id));
     }
 
-    /// Gives the session its lane, and what it may begin with. Says whether that is known: there is nothing.
-    fn start(&mut self, id: SessionId, lane: Lane, request: Request) -> bool {
-        // Ids are never used twice.
-        let session = self.sessions.entry(id).or_insert(Session::new(lane, request));
-        self.prefills.push_back(id);
-        // The probe shows that tokens are computed.
-        let candidates = match lane < self.limits.lanes {
-            true => self.residents.lookup(&session.request.namespace, &session.tokens),
-            false => Vec::new(),
-        };
-        let Some(best) = candidates.first().copied() else { return true };
-        let length = best.length as usize;
-        if session.request.config.len() + history_bytes(length) > MAX_CONFIGS {
-            return true;
-        }
-        session.shares = Some(best);
-        self.pending.push(Section::Restore { target: session.target(id), candidates: candidates.clone() });
-        (session.sent, session.restoring, session.on_stages) = (length, Some(candidates), true);
-        false
-    }
-
     /// The next frame, if one can be sent now. Call it until it gives none.
     pub fn next_frame(&mut self, events: &mut Vec<Event>) -> Option<Frame> {
         if !self.up || self.in_flight.len() >= self.limits.max_in_flight {
             return None;
         }
         while self.probe.is_none() && !self.free.is_empty() {
-            let Some((id, request)) = self.queue.pop_front() else { break };
+            let Some(next) = self.queue.iter().position(|(_, request)| !self.waits(request)) else { break };
+            let Some((id, request)) = self.queue.remove(next) else { break };
             let Some(lane) = self.free.pop() else { break };
             let cold = self.start(id, lane, request);
             events.push(Event::Started(id));
@@ -262,26 +257,6 @@ impl Scheduler {
         }
         self.make_room();
         Some(self.emit(rows, prefill_rows))
-    }
-
-    /// Gives up residents where the cells would not hold them beside the sessions. What residents share among themselves
-    /// counts more than once: too much is given up rather than too little.
-    fn make_room(&mut self) {
-        while self.cells_at_most() > self.limits.cells
-            && let Some((page, slot)) = self.residents.evict()
-        {
-            self.evictions += 1;
-            self.pending.push(Section::Evict { page, slot });
-        }
-    }
-
-    fn cells_at_most(&self) -> usize {
-        let all = self.sessions.values().map(|s| s.sent).sum::<usize>() + self.residents.cells();
-        if all <= self.limits.cells {
-            return all; // the usual case, and enough to know
-        }
-        let shared = |s: &Session| s.shares.filter(|c| self.residents.holds(c.page)).map_or(0, |c| c.length as usize);
-        all - self.sessions.values().map(|s| shared(s).min(s.sent)).sum::<usize>()
     }
 
     /// Rows of answers under way, one each, up to this frame's share.
@@ -303,12 +278,15 @@ impl Scheduler {
             let id = self.prefills[at];
             let held_back = self.probe.is_some_and(|p| p != id);
             let Some(session) = self.sessions.get_mut(&id).filter(|_| !held_back) else { continue };
-            let take = session.remaining().min(budget);
+            let take = session.until_checkpoint().min(budget);
             // The frame after this one has room again.
             let fits = session.config_sent || config_bytes(&self.pending) + session.config_bytes() <= MAX_CONFIGS;
             if take > 0 && fits {
                 budget -= take;
                 session.send(id, take, &mut self.pending, rows);
+                if session.checkpoints.pop_if(|at| *at == session.sent).is_some() {
+                    self.due.push(id);
+                }
             }
             if budget == 0 {
                 break;
@@ -324,7 +302,12 @@ impl Scheduler {
         self.next_seq += 1;
         self.frames += 1;
         self.in_flight.push_back(InFlight { seq, prefill_rows, decode_rows: rows.len() - prefill_rows });
-        Frame { seq, sections: std::mem::take(&mut self.pending), rows, activations: Activations::default() }
+        let sections = std::mem::take(&mut self.pending);
+        // Before whatever comes next of these sessions.
+        while let Some(id) = self.due.pop() {
+            self.keep(id);
+        }
+        Frame { seq, sections, rows, activations: Activations::default() }
     }
 
     /// Decode rows of one frame: an equal share of the running sessions for each frame in flight.
@@ -384,26 +367,6 @@ impl Scheduler {
         Ok(events)
     }
 
-    /// The chain says what all stages have of what a session was to begin with.
-    fn restored(&mut self, id: SessionId, epoch: Epoch, length: usize, events: &mut Vec<Event>) {
-        let Some(session) = self.sessions.get_mut(&id).filter(|s| s.epoch == epoch) else { return };
-        let Some(candidates) = session.restoring.take() else { return };
-        if candidates.first().is_some_and(|best| length < best.length as usize) {
-            session.again_from(length);
-            session.shares = candidates.iter().find(|c| c.length as usize == length).copied();
-            if !self.prefills.contains(&id) {
-                self.prefills.push_back(id);
-            }
-            // Some stage lost those; the others need not keep them.
-            for lost in candidates.iter().filter(|c| c.length as usize > length) {
-                if self.residents.forget(lost) {
-                    self.pending.push(Section::Evict { page: lost.page, slot: lost.slot });
-                }
-            }
-        }
-        events.push(Event::Restored(id, length));
-    }
-
     fn take(&mut self, prediction: Prediction, events: &mut Vec<Event>) {
         let id = prediction.session;
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -418,17 +381,26 @@ impl Scheduler {
             return; // not the end of what is known: nobody asked
         }
         (session.attempts, session.cause) = (0, None);
+        session.recorded.clear();
         let token = prediction.token;
         let ends = session.request.eog.contains(&token);
         session.tokens.push(token);
         let answered = session.tokens.len() - session.prompt;
-        if answered == 1 {
+        if answered == 1 && self.kept.payload().can_be_cut() {
             self.keep(id); // others with this prompt need not wait for the end of the answer
         }
         let Some(session) = self.sessions.get(&id) else { return };
         let full = answered >= session.request.max_tokens || session.tokens.len() >= self.limits.context;
         let grammar_end = prediction.flags & prediction_flags::GRAMMAR_END != 0;
         let is_probe = self.probe == Some(id);
+        // A grammar's end is not in its last token.
+        let shown = session.prompt..session.tokens.len() - usize::from(grammar_end);
+        if answered == MAX_REPLAY || (answered < MAX_REPLAY && (ends || grammar_end || full)) {
+            let (request, tokens) = (&session.request, &session.tokens);
+            if let Some(fingerprint) = request.fingerprint {
+                self.answers.record(request.namespace, fingerprint, &tokens[..session.prompt], &tokens[shown]);
+            }
+        }
         let finish = match (ends, grammar_end) {
             (true, _) => Some(Finish::Stop(Some(token))),
             (false, true) => Some(Finish::Stop(None)),
@@ -474,7 +446,7 @@ impl Scheduler {
             return;
         }
         let old = session.target(id);
-        session.again_from(0);
+        self.again_from(id, 0);
         self.pending.push(Section::Trim { target: old, position: 0 });
         if !self.prefills.contains(&id) {
             self.prefills.push_back(id);

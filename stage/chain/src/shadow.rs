@@ -32,6 +32,7 @@ struct Cells {
 #[derive(Clone, Default)]
 pub struct Shadow {
     lanes: HashMap<Lane, Cells>,
+    states: HashMap<u64, Cells>,
     histories: HashMap<SessionId, Vec<Token>>,
     /// Sessions whose history was given from outside and is complete.
     known: bool,
@@ -66,6 +67,20 @@ impl Shadow {
         self.ops += 1;
         match op {
             Op::Clear => self.lanes.clear(),
+            Op::SaveState { lane, page } => {
+                let cells = self.lanes.get(lane).cloned().unwrap_or_default();
+                self.states.insert(*page, Cells { owner: None, ..cells });
+            }
+            Op::LoadState { page, lane } => {
+                let Some(cells) = self.states.get(page).cloned() else {
+                    let what = format!("got the state of page {page}, which is not kept");
+                    return Err(Difference { op: at, lane: *lane, session: 0, what });
+                };
+                self.lanes.insert(*lane, cells);
+            }
+            Op::DropState { page } => {
+                self.states.remove(page);
+            }
             Op::SeqRm { lane, from, to } => self.remove(at, *lane, *from, *to)?,
             Op::SeqCp { from, to, end, .. } => {
                 let mut cells = self.lanes.get(from).cloned().unwrap_or_default();
@@ -171,6 +186,16 @@ mod tests {
         };
         assert_eq!(shared(5), Ok(()));
         assert!(shared(4).unwrap_err().what.contains("position 0 holds token 5, its history says 4"));
+        let kept = |second: Token| {
+            let gone = Op::SeqRm { lane: 0, from: -1, to: -1 };
+            let (save, load) = (Op::SaveState { lane: 0, page: 4 }, Op::LoadState { page: 4, lane: 3 });
+            let ops = [decode(&[(1, 0, 0, 5)]), save, decode(&[(1, 0, 1, 6)]), gone, load, decode(&[(2, 3, 1, 8)])];
+            check(&ops, Some(HashMap::from([(1, vec![5, 6]), (2, vec![second, 8])])))
+        };
+        assert_eq!(kept(5), Ok(()));
+        assert!(kept(4).unwrap_err().what.contains("position 0 holds token 5, its history says 4"));
+        let lost = [Op::DropState { page: 4 }, Op::LoadState { page: 4, lane: 3 }];
+        assert!(check(&lost, None).unwrap_err().what.contains("not kept"));
         let known = HashMap::from([(1, vec![5])]);
         assert!(check(&[decode(&[(1, 0, 0, 5), (1, 0, 1, 5)])], Some(known)).unwrap_err().what.contains("past"));
     }

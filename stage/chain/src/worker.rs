@@ -6,6 +6,7 @@ mod prefixes;
 
 use std::time::Instant;
 
+use splitmodel_cache::{BlockStore, Payload, Settings};
 use splitmodel_link::frame::{
     Activations, ErrorClass, Frame, Lane, Position, Predictions, Report, Row, Section, SessionId, StageStats, Target,
     row_flags,
@@ -16,6 +17,7 @@ use zerocopy::IntoBytes;
 use crate::observe::{Observer, TraceContext, Traced};
 use crate::runtime::{Batch, Runtime, RuntimeError};
 use crate::schedule::{LoggedLogits, LoggedRow, Op, Sink};
+pub use prefixes::PrefixCounts;
 
 /// Where a stage stands in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +54,12 @@ pub struct Worker<R: Runtime> {
     runtime: R,
     place: Place,
     lanes: Vec<Option<LaneState>>,
-    /// Page and length of each resident; their sequences come after the lanes'.
+    /// Page and length of each prefix kept. Sequences of residents come after the lanes'.
     residents: Vec<Option<(u64, u32)>>,
+    payload: Payload,
+    /// States as bytes, where those are kept instead of cells.
+    states: Option<BlockStore>,
+    counts: PrefixCounts,
     grammars: Option<GrammarFactory>,
     sink: Option<Box<dyn Sink>>,
     observer: Option<Box<dyn Observer>>,
@@ -90,13 +96,33 @@ impl<R: Runtime> Worker<R> {
     pub fn new(runtime: R, place: Place, lanes: usize, grammars: Option<GrammarFactory>) -> Self {
         let lanes = std::iter::repeat_with(|| None).take(lanes).collect();
         let (batch, spare) = (Scratch::default(), Vec::new());
-        Self { runtime, place, lanes, residents: Vec::new(), grammars, sink: None, observer: None, batch, spare }
+        Self {
+            runtime,
+            place,
+            lanes,
+            residents: Vec::new(),
+            payload: Payload::default(),
+            states: None,
+            counts: PrefixCounts::default(),
+            grammars,
+            sink: None,
+            observer: None,
+            batch,
+            spare,
+        }
     }
 
-    /// With room for `count` resident prefixes, for which the runtime has as many sequences after the lanes'.
+    /// With room for prefixes: residents, for which the runtime has as many sequences after the lanes', or states as bytes, of
+    /// at most `max_bytes` together.
     #[must_use]
-    pub fn with_residents(mut self, count: u16) -> Self {
-        self.residents = vec![None; count.into()];
+    pub fn with_cache(mut self, cache: &Settings, max_bytes: u64) -> Self {
+        self.residents = vec![None; cache.max_entries.into()];
+        self.payload = cache.payload;
+        self.states = match cache.payload {
+            Payload::Resident => None,
+            Payload::Copied => Some(BlockStore::whole(max_bytes)),
+            Payload::Exact => Some(BlockStore::new(max_bytes)),
+        };
         self
     }
 
@@ -126,13 +152,15 @@ impl<R: Runtime> Worker<R> {
         self.lanes.iter().zip(0..).filter_map(|(l, i)| l.as_ref().map(|l| (i, l.session, l.next)))
     }
 
-    /// Frees every lane; when the upstream is gone, nobody else will.
+    /// Frees every lane; when the upstream is gone, nobody else will. Prefixes that do not stand in the runtime's cells stay.
     pub fn reset(&mut self) {
         self.runtime.clear();
         for (lane, slot) in (0..).zip(&mut self.lanes) {
             tell(&mut self.observer, lane, slot.take());
         }
-        self.residents.fill(None);
+        if self.states.is_none() {
+            self.residents.fill(None);
+        }
         self.log(|| Op::Clear);
     }
 
@@ -287,14 +315,15 @@ impl<R: Runtime> Worker<R> {
         }
     }
 
-    /// Brings a lane back to `position` cells, or to none where the cache cannot remove a part.
+    /// Brings a lane back to `position` cells, or to none where the cache cannot remove a part. Windows cannot, though it looks
+    /// as if they could: what the removed cells pushed out is gone.
     fn trim(&mut self, lane: Lane, position: Position) {
         let Some(next) = self.slot(lane).map(|l| l.next) else { return };
         let position = position.max(0);
         if position >= next {
             return;
         }
-        let kept = if self.remove(lane, position) {
+        let kept = if self.payload.can_be_cut() && self.remove(lane, position) {
             position
         } else {
             self.remove(lane, -1);

@@ -7,8 +7,8 @@ mod sim;
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use sim::{Chain, alone, greedy, limits, request};
-use splitmodel_chain::scheduler::{AdmissionError, Finish, Limits};
+use sim::{Chain, Memory, alone, greedy, limits, request};
+use splitmodel_chain::scheduler::{AdmissionError, Finish, Limits, Scheduler};
 use splitmodel_chain::shadow;
 use splitmodel_link::frame::Token;
 use splitmodel_sampling::GenerationConfig;
@@ -32,7 +32,9 @@ enum Act {
     Move(usize, usize),
     Cut,
     Fail(usize),
+    FailState(usize),
     Forget(usize),
+    ForgetOne(usize, u64, u16),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -45,7 +47,9 @@ fn act() -> impl Strategy<Value = Act> {
         30 => (0..8usize, 1..6usize).prop_map(|(w, n)| Act::Move(w, n)),
         1 => Just(Act::Cut),
         1 => (0..5usize).prop_map(Act::Fail),
+        1 => (0..5usize).prop_map(Act::FailState),
         1 => (0..5usize).prop_map(Act::Forget),
+        1 => (0..5usize, 1..12u64, 0..3u16).prop_map(|(stage, page, slot)| Act::ForgetOne(stage, page, slot)),
     ]
 }
 
@@ -59,15 +63,10 @@ fn sampled(seed: u64) -> GenerationConfig {
     }
 }
 
-fn run(stages: u16, lanes: u16, chunk: usize, recurrent: bool, acts: &[Act]) {
+fn run(stages: u16, lanes: u16, chunk: usize, memory: Memory, acts: &[Act]) {
     // Faults may come thick here; sessions must outlast them.
-    // Prefixes of a recurrent state cannot be shared.
-    let limits = Limits {
-        max_attempts: 1000,
-        residents: if recurrent { 0 } else { 3 },
-        ..limits(lanes, usize::from(stages), chunk)
-    };
-    let mut chain = Chain::with(stages, limits, recurrent);
+    let limits = Limits { max_attempts: 1000, ..limits(lanes, usize::from(stages), chunk) };
+    let mut chain = Chain::with(stages, limits, memory);
     let mut sent: Vec<(u64, splitmodel_chain::scheduler::Request)> = Vec::new();
     let mut cancelled = std::collections::HashSet::new();
     for act in acts {
@@ -101,6 +100,10 @@ fn run(stages: u16, lanes: u16, chunk: usize, recurrent: bool, acts: &[Act]) {
             Act::Fail(stage) => {
                 chain.fail_next[stage % chain.workers.len()].fetch_add(1, Ordering::Relaxed);
             }
+            Act::FailState(stage) => {
+                chain.fail_states[stage % chain.workers.len()].fetch_add(1, Ordering::Relaxed);
+            }
+            Act::ForgetOne(stage, page, slot) => chain.forget_one(stage % usize::from(stages), *page, *slot),
             Act::Forget(stage) => chain.forget(stage % usize::from(stages)),
             Act::Cut => {
                 chain.cut();
@@ -121,6 +124,8 @@ fn run(stages: u16, lanes: u16, chunk: usize, recurrent: bool, acts: &[Act]) {
     for worker in &chain.workers {
         assert_eq!(worker.lanes_in_use(), 0, "a lane leaked");
         assert_eq!(worker.runtime().held(), worker.resident_cells(), "cells leaked");
+        let kept = worker.prefix_counts();
+        assert!(kept.bytes <= sim::MAX_BYTES && kept.kept <= usize::from(limits.cache.max_entries), "{kept:?}");
     }
     for ops in &chain.ops {
         shadow::check(&ops.lock().unwrap(), None).unwrap();
@@ -136,25 +141,28 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
     #[test]
     fn any_interleaving_gives_the_undisturbed_text(
-        stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, recurrent in any::<bool>(),
+        stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, memory in prop::sample::select(&Memory::ALL[..]),
         acts in prop::collection::vec(act(), 1..120),
     ) {
-        run(stages, lanes, chunk, recurrent, &acts);
+        run(stages, lanes, chunk, memory, &acts);
     }
 }
 
 #[test]
 fn a_failed_computation_costs_time_and_not_text() {
-    for (stage, recurrent) in [(0, false), (1, false), (2, false), (2, true), (0, true)] {
-        let mut chain = Chain::new(3, limits(3, 3, 8));
+    use Memory::{Copied, Dense, Recurrent, Windowed};
+    let dense = [(0, Dense), (1, Dense), (2, Dense), (1, Copied)];
+    for (stage, memory) in dense.into_iter().chain([(2, Recurrent), (0, Recurrent), (1, Windowed)]) {
+        let mut chain = Chain::with(3, limits(3, 3, 8), memory);
         chain.settle();
         let mut workers = std::mem::take(&mut chain.workers);
         workers[stage] = {
             let mut slice = sim::Arithmetic::new(stage as u64, stage == 2);
             slice.fail_every = Some(13);
-            slice.recurrent = recurrent;
+            slice.memory = memory;
             let place = splitmodel_chain::worker::Place { stage: stage as u16, stages: 3 };
-            splitmodel_chain::worker::Worker::new(slice, place, 4, None)
+            let cache = memory.settings(limits(3, 3, 8).cache);
+            splitmodel_chain::worker::Worker::new(slice, place, 4, None).with_cache(&cache, sim::MAX_BYTES)
         };
         chain.workers = workers;
         let requests: Vec<_> = (0..3).map(|i| request((i..i + 20).collect(), 6, &greedy())).collect();
@@ -188,7 +196,7 @@ fn a_prefix_is_computed_once_and_the_text_is_that_of_a_cold_chain() {
         let other = request((0..20).chain(30..40).collect(), 6, &sampled(2));
         assert_eq!(turn(&mut chain, &other), (alone(stages, &other), 20));
         let mut elsewhere = first.clone();
-        elsewhere.namespace = "another".to_owned();
+        elsewhere.namespace = another();
         assert_eq!(turn(&mut chain, &elsewhere).1, 0, "namespaces share nothing");
         let mut next = first.prompt.clone();
         next.extend(alone(stages, &first));
@@ -200,10 +208,121 @@ fn a_prefix_is_computed_once_and_the_text_is_that_of_a_cold_chain() {
     }
 }
 
+fn another() -> splitmodel_cache::Namespace {
+    splitmodel_cache::Identity::default().namespace(Some("another"), None)
+}
+
+#[test]
+fn exact_states_serve_their_length_and_the_text_is_that_of_a_cold_chain() {
+    for (stages, memory) in
+        [(1, Memory::Recurrent), (3, Memory::Recurrent), (1, Memory::Windowed), (3, Memory::Windowed)]
+    {
+        let mut chain = Chain::with(stages, limits(2, usize::from(stages), 32), memory);
+        chain.settle();
+        let first = request((0..30).collect(), 6, &sampled(1));
+        assert_eq!(turn(&mut chain, &first), (alone(stages, &first), 0));
+        // The grid point before the last: others will probably have that much in common.
+        assert_eq!(turn(&mut chain, &first), (alone(stages, &first), 16));
+        let other = request((0..12).chain(20..38).collect(), 6, &sampled(2));
+        assert_eq!(turn(&mut chain, &other), (alone(stages, &other), 0), "twelve tokens are in no state");
+        let third = request((0..12).chain(30..40).collect(), 6, &sampled(3));
+        assert_eq!(turn(&mut chain, &third), (alone(stages, &third), 12), "where prompts parted");
+        let elsewhere = splitmodel_chain::scheduler::Request { namespace: another(), ..first.clone() };
+        assert_eq!(turn(&mut chain, &elsewhere).1, 0, "namespaces share nothing");
+        for worker in &chain.workers {
+            let counts = worker.prefix_counts();
+            assert_eq!((counts.hits, counts.misses, counts.errors, counts.tokens), (2, 0, 0, 28), "{counts:?}");
+        }
+        let counts = chain.scheduler.counts();
+        assert_eq!((counts.hits, counts.misses, counts.shortened, counts.kept_cells), (2, 3, 0, 0), "{counts:?}");
+    }
+}
+
+#[test]
+fn a_stage_that_lost_the_longest_state_shortens_the_hit() {
+    for loser in 0..3 {
+        let limits = limits(2, 3, 32);
+        let cache = splitmodel_cache::Settings { max_entries: 6, ..limits.cache };
+        let mut chain = Chain::with(3, Limits { cache, ..limits }, Memory::Recurrent);
+        chain.settle();
+        let first = request((0..40).collect(), 6, &sampled(1));
+        turn(&mut chain, &first);
+        let other = request((0..12).chain(20..40).collect(), 1, &greedy());
+        turn(&mut chain, &other);
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 32));
+        chain.forget_one(loser, 1, 0);
+        let beside = request((20..40).collect(), 9, &sampled(5));
+        let id = chain.submit(beside.clone());
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 12), "stage {loser}");
+        assert_eq!(chain.texts[&id], alone(3, &beside), "a session in the same frames");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 32), "it was recorded anew");
+        assert_eq!(chain.scheduler.counts().shortened, 1);
+    }
+}
+
+#[test]
+fn branches_of_a_new_prefix_compute_it_once() {
+    for memory in [Memory::Dense, Memory::Copied] {
+        let mut chain = Chain::with(3, limits(4, 3, 8), memory);
+        chain.settle();
+        let branch = |tail: Token| request((0..40).chain([tail, 45, 46]).collect(), 6, &sampled(1));
+        let branches: Vec<_> = [41, 42, 43].map(branch).to_vec();
+        let other = request((20..50).collect(), 6, &sampled(2));
+        let ids: Vec<_> = branches.iter().map(|r| chain.submit(r.clone())).collect();
+        let beside = chain.submit(other.clone());
+        chain.settle();
+        let restored: Vec<_> = ids.iter().map(|id| chain.restored[id]).collect();
+        assert_eq!(restored, [0, 40, 40]);
+        assert_eq!(chain.restored[&beside], 0);
+        for (id, r) in ids.iter().zip(&branches).chain([(&beside, &other)]) {
+            assert_eq!(chain.texts[id], alone(3, r));
+        }
+    }
+}
+
+#[test]
+fn a_repeated_greedy_request_begins_with_its_first_tokens() {
+    for memory in [Memory::Dense, Memory::Copied] {
+        let mut chain = Chain::with(3, limits(2, 3, 8), memory);
+        chain.settle();
+        let first = request((0..30).collect(), 20, &greedy());
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0));
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 30), "the whole prompt and what follows it are there");
+        let counts = chain.scheduler.counts();
+        assert!(counts.replays == 1 && (1..=8).contains(&counts.replayed_tokens), "{counts:?}");
+        // One that lost it: nothing is shown of what was known, and the text is the same.
+        chain.forget(1);
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0));
+        assert_eq!(chain.scheduler.counts().replays, 1);
+        // No more than is asked for, and nothing of it with random numbers.
+        for (most, config) in [(1, greedy()), (2, greedy()), (20, sampled(3))] {
+            let other = request((0..30).collect(), most, &config);
+            assert_eq!(turn(&mut chain, &other).0, alone(3, &other), "{most}");
+        }
+        assert_eq!(chain.scheduler.counts().replays, 2);
+    }
+}
+
+#[test]
+fn states_that_cannot_be_taken_or_set_cost_time_and_not_text() {
+    let mut chain = Chain::with(3, limits(2, 3, 32), Memory::Windowed);
+    chain.settle();
+    let first = request((0..40).collect(), 6, &sampled(1));
+    chain.fail_states[1].store(1, Ordering::Relaxed);
+    assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "not taken at stage 1");
+    assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "nothing to set there");
+    chain.fail_states[2].store(1, Ordering::Relaxed);
+    assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "not set at stage 2");
+    assert_eq!(turn(&mut chain, &first), (alone(3, &first), 32));
+    let errors: Vec<_> = chain.workers.iter().map(|w| w.prefix_counts().errors).collect();
+    assert_eq!(errors, [0, 1, 1]);
+}
+
 #[test]
 fn a_stage_that_lost_its_residents_costs_time_and_not_text() {
-    for loser in 0..3 {
-        let mut chain = Chain::new(3, limits(2, 3, 8));
+    for (loser, memory) in (0..3).flat_map(|i| Memory::ALL.map(|m| (i, m))) {
+        let mut chain = Chain::with(3, limits(2, 3, 8), memory);
+        let hit = if memory.can_be_cut() { 29 } else { 16 };
         chain.settle();
         let first = request((0..30).collect(), 6, &sampled(1));
         turn(&mut chain, &first);
@@ -213,8 +332,45 @@ fn a_stage_that_lost_its_residents_costs_time_and_not_text() {
         // A forced miss at one stage: the answer of a cold run, and the next request on that lane works.
         assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "stage {loser}");
         assert_eq!(chain.texts[&other], alone(3, &beside), "a session in the same frames");
-        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 29), "it was recorded anew");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), hit), "it was recorded anew");
         assert!(chain.workers.iter().all(|w| w.lanes_in_use() == 0 && w.runtime().held() == w.resident_cells()));
+    }
+}
+
+#[test]
+fn copies_and_states_outlive_a_formation_where_their_stage_does() {
+    for memory in Memory::ALL {
+        let limits = limits(2, 3, 8);
+        let mut chain = Chain::with(3, limits, memory);
+        let hit = if memory.can_be_cut() { 29 } else { 16 };
+        chain.settle();
+        let first = request((0..30).collect(), 6, &sampled(1));
+        turn(&mut chain, &first);
+        chain.cut();
+        chain.form();
+        chain.settle();
+        let stays = if memory == Memory::Dense { 0 } else { hit };
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), stays), "{memory:?}");
+        // One stage is another process.
+        chain.cut();
+        chain.forget(2);
+        chain.form();
+        chain.settle();
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "{memory:?}");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), hit), "{memory:?}");
+        // Stage 0 is: what it numbers is never mistaken for what others kept of its predecessor.
+        chain.cut();
+        chain.forget(0);
+        let cache = splitmodel_cache::Settings { first_page: 1000, ..memory.settings(limits.cache) };
+        chain.scheduler = Scheduler::new(Limits { cache, ..limits });
+        (chain.restored, chain.ended) = Default::default();
+        chain.form();
+        chain.settle();
+        let other = request((30..60).collect(), 6, &sampled(2));
+        assert_eq!(turn(&mut chain, &other), (alone(3, &other), 0), "{memory:?}");
+        assert_eq!(turn(&mut chain, &other), (alone(3, &other), hit), "{memory:?}");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "{memory:?}");
+        assert!(chain.workers.iter().all(|w| w.prefix_counts().kept <= limits.cache.max_entries.into()));
     }
 }
 
@@ -224,13 +380,13 @@ fn residents_give_way_to_sessions() {
     chain.settle();
     turn(&mut chain, &request((0..40).collect(), 1, &greedy()));
     turn(&mut chain, &request((0..40).rev().collect(), 1, &greedy()));
-    assert_eq!(chain.scheduler.counts().residents, 2);
+    assert_eq!(chain.scheduler.counts().kept, 2);
     let long = request((0..80).map(|i| 40 + i % 7).collect(), 4, &greedy());
     assert_eq!(turn(&mut chain, &long), (alone(2, &long), 0));
     let counts = chain.scheduler.counts();
-    assert_eq!((counts.residents, counts.evictions), (1, 2));
+    assert_eq!((counts.kept, counts.evictions), (1, 2));
     for worker in &chain.workers {
-        assert_eq!(worker.resident_cells(), counts.resident_cells);
+        assert_eq!(worker.resident_cells(), counts.kept_cells);
         assert!(worker.runtime().held() <= 96);
     }
 }

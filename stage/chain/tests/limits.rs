@@ -2,6 +2,7 @@
 
 #![cfg(test)]
 
+use splitmodel_cache::{Payload, Settings};
 use splitmodel_chain::scheduler::{AdmissionError, Limits, Request, Scheduler};
 use splitmodel_link::frame::{Predictions, Section};
 
@@ -15,8 +16,15 @@ const LIMITS: Limits = Limits {
     max_queue: 3,
     max_attempts: 4,
     cells: 512,
-    residents: 0,
-    min_resident: 1,
+    cache: Settings {
+        payload: Payload::Resident,
+        max_entries: 0,
+        min_tokens: 1,
+        stride: 128,
+        max_records: 1,
+        replays: 0,
+        first_page: 1,
+    },
 };
 
 fn request(config: usize) -> Request {

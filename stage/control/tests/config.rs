@@ -143,6 +143,8 @@ fn every_refusal_names_its_field() {
         ("telemetry.sample_ratio:", |c| c.telemetry.sample_ratio = 1.5),
         ("telemetry.sample_ratio:", |c| c.telemetry.sample_ratio = f64::NAN),
         ("kv_cache.min_tokens:", |c| c.kv_cache.min_tokens = 0),
+        ("kv_cache.shared_prefix_stride_tokens:", |c| c.kv_cache.shared_prefix_stride_tokens = 0),
+        ("kv_cache.shared_prefix_record_limit:", |c| c.kv_cache.shared_prefix_record_limit = 0),
         ("telemetry.queue:", |c| c.telemetry.queue = 0),
         ("telemetry.otlp_endpoint:", |c| c.telemetry.otlp_endpoint = Some("collector:4317".into())),
         ("metrics.bind:", |c| c.metrics = Some(c.control)),

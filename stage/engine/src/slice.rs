@@ -341,6 +341,16 @@ impl Runtime for Slice {
         }
     }
 
+    fn state(&mut self, lane: Lane, out: &mut Vec<u8>) -> Result<(), RuntimeError> {
+        let taken = self.context.has_lane(lane) && self.context.state(lane, out);
+        taken.then_some(()).ok_or(RuntimeError::State { done: "taken", why: "llama.cpp gave none" })
+    }
+
+    fn set_state(&mut self, lane: Lane, state: &[u8]) -> Result<(), RuntimeError> {
+        let set = self.context.has_lane(lane) && self.context.set_state(lane, state);
+        set.then_some(()).ok_or(RuntimeError::State { done: "set", why: "llama.cpp found no room for it" })
+    }
+
     fn clear(&mut self) {
         self.context.clear();
     }

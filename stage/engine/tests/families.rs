@@ -34,6 +34,23 @@ fn schedule(chain: &mut Chain) -> Vec<Vec<f32>> {
     // A lane is freed and taken by another sequence.
     chain.each(|s| assert!(s.seq_rm(1, -1, -1)));
     out.extend(chain.decode(&run(1, 0, &tokens[60..80])).unwrap());
+    // Its state goes on in a lane that held another, beside others and once it is gone itself.
+    let mut states = Vec::new();
+    chain.each(|s| {
+        let mut state = vec![7];
+        s.state(1, &mut state).unwrap();
+        states.push(state);
+    });
+    out.extend(chain.decode(&run(1, 20, &tokens[3..20])).unwrap());
+    let mut kept = states.iter();
+    chain.each(|s| s.set_state(2, kept.next().unwrap()).unwrap());
+    out.extend(chain.decode(&[(0, 94, token(9), true), (2, 20, tokens[3], true), (1, 37, token(7), true)]).unwrap());
+    chain.each(|s| assert!(s.seq_rm(1, -1, -1)));
+    let mut kept = states.iter();
+    chain.each(|s| s.set_state(1, kept.next().unwrap()).unwrap());
+    let mut rows = run(1, 20, &tokens[3..20]);
+    rows[0].3 = true;
+    out.extend(chain.decode(&rows).unwrap());
     out
 }
 

@@ -82,6 +82,34 @@ impl Default for GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// All that decides the tokens which follow a prompt, as bytes; `None` where random numbers do.
+    #[must_use]
+    pub fn deterministic(&self) -> Option<Vec<u8>> {
+        // No `..`: of a new field it must be said whether it draws random numbers and whether it decides tokens. Those that do
+        // not are left out below.
+        let Self {
+            prompt_tokens: _,
+            seed: _,
+            temperature,
+            top_k: _,
+            top_p: _,
+            min_p: _,
+            repeat_penalty: _,
+            presence_penalty: _,
+            frequency_penalty: _,
+            penalty_last_n: _,
+            logit_bias: _,
+            top_logprobs: _,
+            grammar: _,
+            eog: _,
+            history,
+        } = self;
+        if *temperature > 0.0 || !history.is_empty() {
+            return None;
+        }
+        serde_json::to_vec(&Self { prompt_tokens: 0, seed: 0, top_logprobs: 0, ..self.clone() }).ok()
+    }
+
     /// Checks every field's range. Grammars are checked by [`crate::GrammarFactory::check`].
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use splitmodel_cache::Identity;
 use splitmodel_control::{Phase, StageConfig, StatusHub, config};
 use splitmodel_openai::{ApiConfig, Door, Missing, ServeLimits, SetupError, Startup, router, serve};
 use tokio::net::TcpListener;
@@ -32,6 +33,15 @@ pub fn backend(
         aliases: api.map(|a| a.aliases.clone()).unwrap_or_default(),
         n_ctx: config.engine.context_length,
         chat_template: packages.chat_template.clone(),
+        identity: Identity {
+            model: packages.digest.clone(),
+            llama_cpp: splitmodel_engine::llama_version(),
+            stages: config.stages,
+            template: packages.chat_template.clone(),
+            n_ctx: config.engine.cells(),
+            cache_types: [config.engine.cache_type_k, config.engine.cache_type_v].map(|t| t.name().to_owned()),
+            activations: config.link.activations.name().to_owned(),
+        },
     };
     ChainBackend::new(presentation, vocabulary, coordinator, measured)
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use splitmodel_cache::{Fingerprint, Identity};
 use splitmodel_chain::scheduler::{AdmissionError, Request};
 use splitmodel_engine::Tokenizer;
 use splitmodel_openai::{
@@ -24,6 +25,7 @@ pub struct ChainBackend {
     pieces: Pieces,
     grammars: GrammarFactory,
     coordinator: Arc<Coordinator>,
+    identity: Identity,
     metrics: Arc<Metrics>,
     telemetry: Telemetry,
 }
@@ -64,6 +66,8 @@ pub struct Presentation {
     pub n_ctx: u32,
     /// Chat template of the model.
     pub chat_template: Option<String>,
+    /// What its prefixes depend on.
+    pub identity: Identity,
 }
 
 impl ChainBackend {
@@ -98,14 +102,9 @@ impl ChainBackend {
                 .collect(),
             media: false,
         };
-        Self { card, tokenizer, pieces, grammars, coordinator, metrics, telemetry }
+        let identity = presentation.identity;
+        Self { card, tokenizer, pieces, grammars, coordinator, identity, metrics, telemetry }
     }
-}
-
-/// Prefixes are shared within a client's key and tenant; without either, among all who have neither.
-fn namespace(key: Option<String>, tenant: Option<String>) -> String {
-    // Lengths keep `a` + `bc` and `ab` + `c` apart.
-    [key, tenant].into_iter().map(|part| part.map_or_else(|| "-".to_owned(), |p| format!("{}:{p}", p.len()))).collect()
 }
 
 impl Backend for ChainBackend {
@@ -137,6 +136,7 @@ impl Backend for ChainBackend {
         });
         let client = Client { sender, received: request.received, trace: self.telemetry.request(&request) };
         let request_id = request.request_id;
+        let replayable = if request.logprobs { None } else { request.config.deterministic() };
         let request = Request {
             prompt: request.prompt,
             config,
@@ -144,7 +144,8 @@ impl Backend for ChainBackend {
             eog: request.config.eog,
             logprobs: request.logprobs,
             trace: None,
-            namespace: namespace(request.cache_key, request.tenant),
+            namespace: self.identity.namespace(request.cache_key.as_deref(), request.tenant.as_deref()),
+            fingerprint: replayable.map(|bytes| Fingerprint::of(&bytes)),
         };
         match self.coordinator.submit(request, client) {
             Ok(session) => {

@@ -83,7 +83,7 @@ struct Inner {
 pub struct Figures {
     /// Prompt tokens of admitted requests.
     pub prompt: u64,
-    /// Of those, tokens that came from resident prefixes.
+    /// Of those, tokens that came from kept prefixes.
     pub cached: u64,
     /// Tokens generated.
     pub generated: u64,

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use splitmodel_chain::runtime::Runtime;
-use splitmodel_chain::worker::{Outcome, Worker};
+use splitmodel_chain::worker::{Outcome, PrefixCounts, Worker};
 use splitmodel_link::frame::{Frame, Predictions, Row, row_flags};
 use splitmodel_link::{Message, Permit, SendError, Sender};
 
@@ -89,6 +89,7 @@ pub fn queue() -> (EngineQueue, EngineJobs) {
 /// Works off the queue until shutdown. Blocks; to be called on the thread that owns the slice.
 pub fn run<R: Runtime>(mut worker: Worker<R>, jobs: &EngineJobs, stats: &Arc<EngineStats>) {
     let mut current: Option<(u64, Output)> = None;
+    let mut prefixes = PrefixCounts::default();
     stats.heartbeat.work(false);
     while let Ok(job) = jobs.0.recv() {
         stats.heartbeat.work(true);
@@ -117,6 +118,10 @@ pub fn run<R: Runtime>(mut worker: Worker<R>, jobs: &EngineJobs, stats: &Arc<Eng
             Job::Shutdown => break,
         }
         stats.lanes.store(worker.lanes_in_use() as u64, Relaxed);
+        let now = worker.prefix_counts();
+        if std::mem::replace(&mut prefixes, now) != now {
+            stats.set_prefixes(now);
+        }
         stats.heartbeat.work(false);
     }
 }

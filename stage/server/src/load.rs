@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use splitmodel_cache::{Payload, Settings};
 use splitmodel_chain::schedule::{Head, Log, VERSION};
 use splitmodel_chain::worker::{Place, Worker};
 use splitmodel_control::{Phase, StageConfig, StatusHub};
@@ -227,17 +228,34 @@ pub fn vocabulary_of(path: &Path) -> Result<Vocabulary, LoadError> {
     Ok(Vocabulary { tokenizer: Arc::new(tokenizer), grammars })
 }
 
-/// Resident prefixes of a chain. Those of windowed and recurrent layers could be restored at recorded lengths only.
+/// What a chain keeps of computed prefixes: copies in host memory, or without such cells in sequences beside the lanes, where a
+/// cache can be cut anywhere; else exact states.
 #[must_use]
-pub fn residents(config: &StageConfig, packages: &Packages) -> u16 {
-    if packages.dense { u16::try_from(config.residents()).unwrap_or(u16::MAX) } else { 0 }
+pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
+    let c = &config.kv_cache;
+    let (payload, entries) = match (packages.dense, c.enabled && c.max_bytes > 0) {
+        (true, true) => (Payload::Copied, c.max_entries),
+        (true, false) => (Payload::Resident, config.residents()),
+        (false, true) => (Payload::Exact, c.max_entries),
+        (false, false) => (Payload::Exact, 0),
+    };
+    Settings {
+        payload,
+        max_entries: u16::try_from(entries).unwrap_or(u16::MAX),
+        min_tokens: c.min_tokens as usize,
+        stride: c.shared_prefix_stride_tokens as usize,
+        max_records: c.shared_prefix_record_limit as usize,
+        replays: if c.enabled { c.replay_entries as usize } else { 0 },
+        first_page: 1,
+    }
 }
 
-/// llama.cpp's options as the stage's configuration says them, with the probe's lane and cells and `residents` sequences
+/// llama.cpp's options as the stage's configuration says them, with the probe's lane and cells and the sequences of `prefixes`
 /// added.
 #[must_use]
-pub fn engine_config(config: &StageConfig, residents: u16) -> EngineConfig {
+pub fn engine_config(config: &StageConfig, prefixes: &Settings) -> EngineConfig {
     let e = &config.engine;
+    let residents = if prefixes.payload == Payload::Resident { prefixes.max_entries } else { 0 };
     EngineConfig {
         n_ctx: e.cells().saturating_add(PROBE_CELLS),
         n_batch: e.n_batch.max(e.n_ubatch),
@@ -273,8 +291,8 @@ pub fn worker(
     (heartbeat, telemetry): (&Heartbeat, &Telemetry),
 ) -> Result<Worker<Slice>, LoadError> {
     status.set_phase(Phase::Loading);
-    let residents = residents(config, packages);
-    let engine = engine_config(config, residents);
+    let prefixes = prefixes(config, packages);
+    let engine = engine_config(config, &prefixes);
     let files = SliceFiles {
         slice: packages.slice.path().to_owned(),
         embedding: packages.embedding.as_ref().map(|e| e.path().to_owned()),
@@ -293,7 +311,7 @@ pub fn worker(
     let small = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
     let place = Place { stage: small(config.stage), stages: small(config.stages) };
     let lanes = (config.engine.lanes + 1) as usize;
-    let mut worker = Worker::new(slice, place, lanes, grammars).with_residents(residents);
+    let mut worker = Worker::new(slice, place, lanes, grammars).with_cache(&prefixes, config.kv_cache.max_bytes);
     if let Some(path) = &config.schedule_log {
         let fail = |source| LoadError::Log { path: path.clone(), source };
         let head = Head {

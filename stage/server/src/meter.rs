@@ -1,6 +1,7 @@
 //! What the engine's thread counts: jobs by label with wait and hold, and the sizes of batches.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -8,6 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use splitmodel_chain::worker::PrefixCounts;
 use splitmodel_link::frame::{Frame, row_flags};
 
 use crate::heartbeat::Heartbeat;
@@ -97,6 +99,7 @@ pub struct EngineStats {
     pub dropped: AtomicU64,
     /// Lanes in use.
     pub lanes: AtomicU64,
+    prefixes: Mutex<PrefixCounts>,
     /// Signs of life.
     pub heartbeat: Heartbeat,
 }
@@ -124,6 +127,7 @@ impl Default for EngineStats {
             wanted: AtomicU64::default(),
             dropped: AtomicU64::default(),
             lanes: AtomicU64::default(),
+            prefixes: Mutex::default(),
             heartbeat: Heartbeat::default(),
         }
     }
@@ -152,6 +156,16 @@ impl EngineStats {
     /// Counts the time that a finished frame waited for a place in the link's queue.
     pub fn sent(&self, waited: Duration) {
         self.send.inc_by(waited.as_secs_f64());
+    }
+
+    /// Notes what the stage kept and gave back of prefixes.
+    pub fn set_prefixes(&self, counts: PrefixCounts) {
+        *self.prefixes.lock().unwrap_or_else(PoisonError::into_inner) = counts;
+    }
+
+    /// What the stage kept and gave back of prefixes.
+    pub fn prefixes(&self) -> PrefixCounts {
+        *self.prefixes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shows the counters in `registry`.

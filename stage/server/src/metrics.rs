@@ -14,6 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use splitmodel_chain::worker::PrefixCounts;
 use splitmodel_link::Sender;
 use splitmodel_link::connection::Traffic;
 use tokio::net::TcpListener;
@@ -177,6 +178,7 @@ impl Collector for Collected {
             ("dropped_not_taken", count(&source.spans.refused)),
         ];
         out.family("telemetry_spans", "Spans of traces by what became of them", "outcome", spans)?;
+        prefix_figures(&e.prefixes(), &mut out)?;
         source.lines(&mut out)?;
         match source.coordinator.get() {
             Some(coordinator) => coordinator_figures(coordinator, &mut out),
@@ -208,13 +210,38 @@ impl Source {
     }
 }
 
+fn prefix_figures(p: &PrefixCounts, out: &mut Out<'_, '_>) -> std::fmt::Result {
+    let restores = [("hit", p.hits as f64), ("miss", p.misses as f64), ("error", p.errors as f64)];
+    out.family(
+        "kv_restores",
+        "Restores of prefixes on this stage; error: a state could not be kept or set",
+        "outcome",
+        restores,
+    )?;
+    out.counter("kv_restored_tokens", "Cells that they brought back", p.tokens as f64)?;
+    out.counter("kv_restore_seconds", "Time in restoring prefixes", p.restoring.as_secs_f64())?;
+    out.counter("kv_record_seconds", "Time in recording prefixes", p.recording.as_secs_f64())?;
+    out.gauge("kv_prefixes", "Prefixes that this stage keeps", p.kept as f64)?;
+    out.gauge("kv_state_bytes", "Bytes of exact states that this stage keeps", p.bytes as f64)?;
+    out.counter("kv_state_evictions", "Exact states given up for others, for want of bytes", p.store.evictions as f64)?;
+    let blocks = [("new", p.store.new_blocks as f64), ("reused", p.store.reused_blocks as f64)];
+    out.family("kv_state_blocks", "Blocks of recorded exact states by whether they were there", "found", blocks)
+}
+
 fn coordinator_figures(coordinator: &Coordinator, out: &mut Out<'_, '_>) -> std::fmt::Result {
     let (now, figures) = coordinator.counts();
     out.counter("prompt_tokens", "Prompt tokens of admitted requests", figures.prompt as f64)?;
-    out.counter("cached_tokens", "Of those, tokens that came from resident prefixes", figures.cached as f64)?;
-    out.counter("kv_evictions", "Resident prefixes given up to make room", now.evictions as f64)?;
-    out.gauge("kv_residents", "Resident prefixes", now.residents as f64)?;
-    out.gauge("kv_resident_cells", "KV cells that they use, as if none were shared", now.resident_cells as f64)?;
+    out.counter("cached_tokens", "Of those, tokens that came from kept prefixes", figures.cached as f64)?;
+    let lookups = [("hit", now.hits as f64), ("miss", now.misses as f64), ("shortened", now.shortened as f64)];
+    let help = "Prompts by whether they began with a kept prefix; shortened: a stage had lost the longest, and it was tried again";
+    out.family("kv_lookups", help, "outcome", lookups)?;
+    out.counter("kv_replays", "Deterministic requests whose first tokens were known", now.replays as f64)?;
+    out.counter("kv_replayed_tokens", "Those tokens", now.replayed_tokens as f64)?;
+    let kind = now.payload.name();
+    out.family("kv_evictions", "Prefixes given up to make room", "kind", [(kind, now.evictions as f64)])?;
+    out.gauge("kv_residents", "Prefixes that the chain keeps", now.kept as f64)?;
+    out.gauge("kv_resident_tokens", "Tokens of them", now.kept_tokens as f64)?;
+    out.gauge("kv_resident_cells", "KV cells that they use, as if none were shared", now.kept_cells as f64)?;
     out.counter("generated_tokens", "Tokens generated", figures.generated as f64)?;
     out.counter("first_tokens", "First tokens whose time was divided into parts", figures.first_tokens as f64)?;
     let parts = figures.ttft.iter().map(|(part, time)| (*part, time.as_secs_f64()));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use splitmodel_cache::Settings;
 use splitmodel_chain::scheduler::{Limits, Request};
 use splitmodel_control::health::{self, HealthHub, Probe};
 use splitmodel_control::{ControlService, Phase, StageConfig, StageStatus, StatusHub};
@@ -281,7 +282,7 @@ impl Stage {
         let metrics = self.metrics.clone();
         metrics.set_cells(loaded.n_ctx);
         let coordinator =
-            self.config.is_first().then(|| self.coordinator(&vocabulary, load::residents(&self.config, &packages)));
+            self.config.is_first().then(|| self.coordinator(&vocabulary, load::prefixes(&self.config, &packages)));
         if let (Some(coordinator), Some(vocabulary), Some(http)) = (&coordinator, vocabulary, http) {
             metrics.set_coordinator(coordinator.clone());
             handler.set_coordinator(coordinator.clone());
@@ -353,9 +354,11 @@ impl Stage {
         Ok((rx, thread.map_err(system("the engine thread cannot start"))?))
     }
 
-    fn coordinator(&self, vocabulary: &Option<Vocabulary>, residents: u16) -> Arc<Coordinator> {
+    fn coordinator(&self, vocabulary: &Option<Vocabulary>, cache: Settings) -> Arc<Coordinator> {
         let (c, s) = (&self.config, &self.config.scheduling);
         let rows = c.engine.n_ubatch as usize;
+        // Ids of later instances are larger, by 65,536 for each millisecond here: no earlier one counts that far.
+        let first_page = u64::try_from(self.instance.0 >> 64).unwrap_or(u64::MAX);
         let limits = Limits {
             lanes: u16::try_from(c.engine.lanes).unwrap_or(u16::MAX),
             context: c.engine.context_length as usize,
@@ -366,8 +369,7 @@ impl Stage {
             max_queue: s.max_queue as usize,
             max_attempts: MAX_ATTEMPTS,
             cells: c.engine.cells() as usize,
-            residents,
-            min_resident: c.kv_cache.min_tokens as usize,
+            cache: Settings { first_page, ..cache },
         };
         let deadlines = Deadlines {
             admission: Duration::from_secs(s.admission_deadline_s.into()),

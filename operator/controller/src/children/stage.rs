@@ -247,8 +247,18 @@ impl Chain<'_> {
         Template { spec, stage: stage_spec, settings, container, volumes, more }.pod_spec()
     }
 
+    /// Host memory that kept prefixes take at most: as many as are kept, each as long as a session can be.
+    fn prefix_bytes(&self, plan: &PlannedStage) -> i64 {
+        let cache = self.recipe.wanted.kv_cache();
+        if !cache.enabled {
+            return 0;
+        }
+        let session = plan.kv_bytes / i64::from(self.recipe.wanted.spec.parallel.max(1));
+        session.saturating_mul(cache.max_entries.into()).min(i64::try_from(cache.max_bytes).unwrap_or(i64::MAX))
+    }
+
     fn resources(&self, plan: &PlannedStage, spec: &StageSpec) -> Value {
-        let on_host = plan.embedding_bytes + PROCESS_BYTES;
+        let on_host = plan.embedding_bytes + PROCESS_BYTES + self.prefix_bytes(plan);
         let slice = plan.weight_bytes + plan.kv_bytes + plan.compute_bytes;
         let memory = if spec.gpu.is_some() { on_host } else { on_host + slice };
         let (mut requests, mut limits) = (Map::new(), Map::new());

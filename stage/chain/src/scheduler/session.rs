@@ -1,6 +1,8 @@
 //! What the scheduler knows of a session with a lane.
 
-use splitmodel_link::frame::{Candidate, Epoch, Lane, Report, Row, Section, SessionId, Target, Token, row_flags};
+use splitmodel_link::frame::{
+    Candidate, Epoch, Lane, Prediction, Report, Row, Section, SessionId, Target, Token, row_flags,
+};
 
 use super::types::Request;
 
@@ -10,6 +12,8 @@ pub(super) struct Session {
     pub(super) epoch: Epoch,
     pub(super) tokens: Vec<Token>,
     pub(super) prompt: usize,
+    /// The last of `tokens`, which come from an earlier answer and are shown when all stages have what goes before them.
+    pub(super) replayed: usize,
     /// Rows sent in this epoch.
     pub(super) sent: usize,
     /// Whether the last stage has this epoch's config.
@@ -18,8 +22,12 @@ pub(super) struct Session {
     pub(super) on_stages: bool,
     /// What its lane is taken to begin with, longest first, until the chain confirms it.
     pub(super) restoring: Option<Vec<Candidate>>,
-    /// The resident that its lane shares cells with, as far as is known.
+    /// What its lane began with, as far as is known; protected in the directory.
     pub(super) shares: Option<Candidate>,
+    /// Lengths at which its state is still to be recorded, descending.
+    pub(super) checkpoints: Vec<usize>,
+    /// Exact states recorded in this attempt, until a token shows that its rows were computed.
+    pub(super) recorded: Vec<Candidate>,
     pub(super) attempts: u32,
     /// What a stage said first about rows that it dropped, until a token comes.
     pub(super) cause: Option<Report>,
@@ -29,6 +37,11 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn remaining(&self) -> usize {
         self.tokens.len() - self.sent
+    }
+
+    /// Tokens to send before its state is recorded, or all.
+    pub(super) fn until_checkpoint(&self) -> usize {
+        self.checkpoints.last().map_or(self.remaining(), |at| at.saturating_sub(self.sent))
     }
 
     /// Bytes of its config at most, with its history.
@@ -45,6 +58,25 @@ impl Session {
         self.tokens.len() > self.prompt && self.remaining() <= 1
     }
 
+    /// The prediction of the token at index `at`, which was made earlier; nothing but the token is known.
+    pub(super) fn known(&self, id: SessionId, at: usize) -> Prediction {
+        let before = at.saturating_sub(1);
+        Prediction {
+            session: id,
+            epoch: self.epoch,
+            ordinal: u32::try_from(before).unwrap_or(u32::MAX),
+            position: i32::try_from(before).unwrap_or(i32::MAX),
+            token: self.tokens[at],
+            logprob: f32::NAN,
+            entropy: f32::NAN,
+            margin: f32::NAN,
+            mu: f32::NAN,
+            draws: 0,
+            flags: 0,
+            top: Vec::new(),
+        }
+    }
+
     /// A session that begins with the prompt of `request`; nothing of it is sent.
     pub(super) fn new(lane: Lane, request: Request) -> Self {
         Self {
@@ -52,11 +84,14 @@ impl Session {
             epoch: 0,
             tokens: request.prompt.clone(),
             prompt: request.prompt.len(),
+            replayed: 0,
             sent: 0,
             config_sent: false,
             on_stages: false,
             restoring: None,
             shares: None,
+            checkpoints: Vec::new(),
+            recorded: Vec::new(),
             attempts: 0,
             cause: None,
             request,
@@ -68,7 +103,7 @@ impl Session {
         self.epoch += 1;
         self.sent = sent;
         self.config_sent = false;
-        (self.restoring, self.shares) = (None, None);
+        self.restoring = None;
     }
 
     /// The config, with the tokens that were restored as its history: the sampler did not see them as rows.

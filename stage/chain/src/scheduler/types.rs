@@ -1,5 +1,6 @@
 //! What goes into the scheduler and what comes out.
 
+use splitmodel_cache::{Fingerprint, Namespace, Payload, Settings};
 use splitmodel_link::frame::{ErrorClass, Prediction, SessionId, Token};
 
 use super::MAX_CONFIGS;
@@ -27,10 +28,8 @@ pub struct Limits {
     pub max_attempts: u32,
     /// KV cells of each stage, without the probe's.
     pub cells: usize,
-    /// Resident prefixes at most; 0 keeps none.
-    pub residents: u16,
-    /// Shortest prefix worth keeping, in tokens.
-    pub min_resident: usize,
+    /// What is kept of computed prefixes.
+    pub cache: Settings,
 }
 
 /// A generation to run.
@@ -49,7 +48,10 @@ pub struct Request {
     /// Its trace, where it is traced.
     pub trace: Option<TraceContext>,
     /// Prefixes are shared only within a namespace.
-    pub namespace: String,
+    pub namespace: Namespace,
+    /// What decides its tokens, where no random number does and nothing but the tokens is asked for: its first tokens are kept,
+    /// and taken from what is kept.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Why a request is not admitted.
@@ -91,7 +93,7 @@ pub enum Finish {
 pub enum Event {
     /// It got its lane.
     Started(SessionId),
-    /// So many tokens of its prompt came from a resident prefix, on every stage. Comes once, after `Started` and before the
+    /// So many tokens of its prompt came from a kept prefix, on every stage. Comes once, after `Started` and before the
     /// first token; not at all when the chain broke in between.
     Restored(SessionId, usize),
     /// A token of the answer.
@@ -117,12 +119,26 @@ pub struct Counts {
     pub cells: usize,
     /// Frames made since the start.
     pub frames: u64,
-    /// Resident prefixes.
-    pub residents: usize,
+    /// What is kept of prefixes.
+    pub payload: Payload,
+    /// Prefixes kept.
+    pub kept: usize,
+    /// Tokens of them.
+    pub kept_tokens: usize,
     /// KV cells that they use, as if none were shared.
-    pub resident_cells: usize,
-    /// Resident prefixes given up to make room.
+    pub kept_cells: usize,
+    /// Prefixes given up to make room.
     pub evictions: u64,
+    /// Sessions that began with a kept prefix.
+    pub hits: u64,
+    /// Sessions that began with none.
+    pub misses: u64,
+    /// Sessions whose first tokens were known.
+    pub replays: u64,
+    /// Those tokens.
+    pub replayed_tokens: u64,
+    /// Sessions that began with less than stage 0 had noted, since a stage had lost it.
+    pub shortened: u64,
 }
 
 /// An answer to another frame than the oldest in flight.

@@ -1,16 +1,51 @@
-//! Resident prefixes of a stage: sequences beside the lanes that share cells with them.
+//! Prefixes that a stage keeps: sequences beside the lanes that share cells with them, or states as bytes.
 
+use std::time::{Duration, Instant};
+
+use splitmodel_cache::{BlockStore, Payload, StoreCounts};
 use splitmodel_link::frame::{Candidate, Lane, Position, Target};
 
 use super::Worker;
 use crate::runtime::Runtime;
 use crate::schedule::Op;
 
+/// What a stage kept and gave back since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixCounts {
+    /// Restores of which it had a candidate.
+    pub hits: u64,
+    /// Restores of which it had none.
+    pub misses: u64,
+    /// States that could not be taken, kept or set.
+    pub errors: u64,
+    /// Cells restored.
+    pub tokens: u64,
+    /// Time in restoring.
+    pub restoring: Duration,
+    /// Time in recording.
+    pub recording: Duration,
+    /// Prefixes kept now.
+    pub kept: usize,
+    /// Bytes of exact states kept now.
+    pub bytes: u64,
+    /// The store of exact states.
+    pub store: StoreCounts,
+}
+
 impl<R: Runtime> Worker<R> {
+    /// Counts since the start.
+    #[must_use]
+    pub fn prefix_counts(&self) -> PrefixCounts {
+        let (bytes, store) = self.states.as_ref().map(|s| (s.bytes(), s.counts())).unwrap_or_default();
+        let kept = self.states.as_ref().map_or_else(|| self.residents.iter().flatten().count(), BlockStore::len);
+        PrefixCounts { kept, bytes, store, ..self.counts }
+    }
+
     /// Cells of all residents, as if none were shared.
     #[must_use]
     pub fn resident_cells(&self) -> usize {
-        self.residents.iter().flatten().map(|(_, length)| *length as usize).sum()
+        let cells = |residents: &[Option<(u64, u32)>]| residents.iter().flatten().map(|(_, n)| *n as usize).sum();
+        if self.states.is_some() { 0 } else { cells(&self.residents) }
     }
 
     /// Sequence of a resident.
@@ -18,42 +53,113 @@ impl<R: Runtime> Worker<R> {
         Lane::try_from(self.lanes.len() + usize::from(slot)).unwrap_or(Lane::MAX)
     }
 
-    /// Gives the lane to the session, with the cells of the longest candidate that is here; keeps the candidates that are.
+    /// Whether the stage can restore a candidate.
+    fn has(&self, c: &Candidate) -> bool {
+        let Some((page, length)) = self.residents.get(usize::from(c.slot)).copied().flatten() else { return false };
+        let fits = if self.payload.can_be_cut() { c.length <= length } else { c.length == length };
+        page == c.page && fits && self.states.as_ref().is_none_or(|s| s.holds(page))
+    }
+
+    /// Gives the lane to the session, with the longest candidate that is here; keeps the candidates that are.
     pub(super) fn restore(&mut self, target: Target, candidates: &mut Vec<Candidate>) -> u32 {
-        let residents = &self.residents;
-        let here = |c: &Candidate| {
-            let resident = residents.get(usize::from(c.slot)).copied().flatten();
-            resident.is_some_and(|(page, length)| page == c.page && c.length <= length)
-        };
-        candidates.retain(here);
+        let begun = Instant::now();
+        candidates.retain(|c| self.has(c));
         if usize::from(target.lane) >= self.lanes.len() {
             candidates.clear(); // its rows are reported
             return 0;
         }
         self.take(target.lane, target.session);
-        let Some(best) = candidates.iter().max_by_key(|c| c.length).copied() else { return 0 };
-        self.share(self.sequence(best.slot), target.lane, best.length);
-        if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
-            state.next = Position::try_from(best.length).unwrap_or(Position::MAX);
+        let mut restored = 0;
+        while let Some(best) = candidates.iter().max_by_key(|c| c.length).copied() {
+            if self.load(&best, target.lane) {
+                restored = best.length;
+                break;
+            }
+            candidates.retain(|c| c.page != best.page);
         }
-        best.length
+        if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
+            state.next = Position::try_from(restored).unwrap_or(Position::MAX);
+        }
+        let count = if restored > 0 { &mut self.counts.hits } else { &mut self.counts.misses };
+        *count += 1;
+        self.counts.tokens += u64::from(restored);
+        self.counts.restoring += begun.elapsed();
+        restored
     }
 
-    /// Keeps the session's first cells; where it has too few, nothing stands in the slot afterwards.
+    /// Fills an empty lane with what is kept. `false`: it could not be, and is forgotten.
+    fn load(&mut self, from: &Candidate, lane: Lane) -> bool {
+        let Some(states) = &mut self.states else {
+            self.share(self.sequence(from.slot), lane, from.length);
+            return true;
+        };
+        let mut state = Vec::new();
+        states.get(from.page, &mut state);
+        if let Err(error) = self.runtime.set_state(lane, &state) {
+            tracing::warn!(page = from.page, length = from.length, %error, "a kept state is given up");
+            self.counts.errors += 1;
+            self.evict(from.slot);
+            self.remove(lane, -1);
+            return false;
+        }
+        let page = from.page;
+        self.log(|| Op::LoadState { page, lane });
+        // A copy has whatever the lane held when it was taken.
+        if self.payload.can_be_cut() {
+            self.remove(lane, Position::try_from(from.length).unwrap_or(Position::MAX));
+        }
+        true
+    }
+
+    /// Keeps the session's first cells, or its state where caches cannot be cut and it has exactly as many; else nothing stands
+    /// in the slot afterwards.
     pub(super) fn record(&mut self, target: Target, resident: Candidate) {
         if usize::from(resident.slot) >= self.residents.len() {
             return; // a restore will find nothing
         }
+        let begun = Instant::now();
         self.evict(resident.slot);
-        let state = self.slot(target.lane).filter(|l| l.session == target.session);
-        if state.is_some_and(|l| i64::from(l.next) >= i64::from(resident.length)) {
-            self.share(target.lane, self.sequence(resident.slot), resident.length);
+        let cells = self.slot(target.lane).filter(|l| l.session == target.session).map_or(0, |l| i64::from(l.next));
+        let length = i64::from(resident.length);
+        let kept = match self.payload {
+            Payload::Resident if cells >= length => {
+                self.share(target.lane, self.sequence(resident.slot), resident.length);
+                true
+            }
+            Payload::Copied => cells >= length && self.save(target.lane, resident.page),
+            Payload::Exact => cells == length && self.save(target.lane, resident.page),
+            Payload::Resident => false,
+        };
+        if kept {
             self.residents[usize::from(resident.slot)] = Some((resident.page, resident.length));
+        }
+        self.counts.recording += begun.elapsed();
+    }
+
+    /// Keeps the state of a lane. `false`: that failed, which costs later requests time and this one nothing.
+    fn save(&mut self, lane: Lane, page: u64) -> bool {
+        let Some(states) = &mut self.states else { return false };
+        let mut state = Vec::new();
+        let taken = self.runtime.state(lane, &mut state).map_err(|e| e.to_string());
+        match taken.and_then(|()| states.insert(page, &state).map_err(|e| e.to_string())) {
+            Ok(()) => {
+                self.log(|| Op::SaveState { lane, page });
+                true
+            }
+            Err(error) => {
+                tracing::warn!(page, error, "a state is not kept");
+                self.counts.errors += 1;
+                false
+            }
         }
     }
 
     pub(super) fn evict(&mut self, slot: u16) {
-        if self.residents.get_mut(usize::from(slot)).and_then(Option::take).is_some() {
+        let Some((page, _)) = self.residents.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        if let Some(states) = &mut self.states {
+            states.remove(page);
+            self.log(|| Op::DropState { page });
+        } else {
             self.remove(self.sequence(slot), -1);
         }
     }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use splitmodel_cache::{Fingerprint, Payload, Settings};
 use splitmodel_chain::runtime::{Batch, Runtime, RuntimeError};
 use splitmodel_chain::schedule::{Op, Sink};
 use splitmodel_chain::scheduler::{Event, Limits, Request, Scheduler};
@@ -15,6 +16,8 @@ use splitmodel_sampling::GenerationConfig;
 pub const VOCAB: usize = 48;
 pub const EOG: Token = 7;
 const WIDTH: usize = 4;
+/// Of exact states: some, not all that stage 0 notes.
+pub const MAX_BYTES: u64 = 1500;
 
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut x = a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -31,6 +34,38 @@ fn from_row(row: &[f32]) -> u64 {
     row.iter().rev().fold(0, |h, x| (h << 16) | u64::from(*x as u16))
 }
 
+/// What can be removed of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Any tail.
+    Dense,
+    /// Any tail, and prefixes are kept as copies.
+    Copied,
+    /// The whole only.
+    Recurrent,
+    /// Any tail; but what is left is not what was there before.
+    Windowed,
+}
+
+impl Memory {
+    pub const ALL: [Self; 4] = [Self::Dense, Self::Copied, Self::Recurrent, Self::Windowed];
+
+    /// Whether any part of a prefix can be used.
+    pub fn can_be_cut(self) -> bool {
+        matches!(self, Self::Dense | Self::Copied)
+    }
+
+    /// `settings` for what such lanes can give.
+    pub fn settings(self, settings: Settings) -> Settings {
+        let payload = match self {
+            Self::Dense => Payload::Resident,
+            Self::Copied => Payload::Copied,
+            Self::Recurrent | Self::Windowed => Payload::Exact,
+        };
+        Settings { payload, ..settings }
+    }
+}
+
 /// A slice of the arithmetic model.
 pub struct Arithmetic {
     last: bool,
@@ -42,8 +77,9 @@ pub struct Arithmetic {
     pub fail_every: Option<u64>,
     /// So many computations from here on fail.
     pub fail_next: Arc<AtomicU32>,
-    /// Whole lanes can be removed only.
-    pub recurrent: bool,
+    pub memory: Memory,
+    /// So many states from here on are neither taken nor set.
+    pub fail_states: Arc<AtomicU32>,
     steps: u64,
 }
 
@@ -57,13 +93,20 @@ impl Arithmetic {
             logits: HashMap::new(),
             fail_every: None,
             fail_next: Arc::default(),
-            recurrent: false,
+            memory: Memory::Dense,
+            fail_states: Arc::default(),
             steps: 0,
         }
     }
 
     pub fn held(&self) -> usize {
         self.cells.values().map(Vec::len).sum()
+    }
+
+    fn state_fails(&self, done: &'static str) -> Result<(), RuntimeError> {
+        let next = self.fail_states.load(Ordering::Relaxed);
+        self.fail_states.store(next.saturating_sub(1), Ordering::Relaxed);
+        if next > 0 { Err(RuntimeError::State { done, why: "a test says so" }) } else { Ok(()) }
     }
 }
 
@@ -78,8 +121,12 @@ impl Runtime for Arithmetic {
         assert!(to < 0, "only tails are removed");
         let cells = self.cells.entry(lane).or_default();
         let from = usize::try_from(from).unwrap_or(0);
-        if self.recurrent && from > 0 && from < cells.len() {
-            return false;
+        if from > 0 && from < cells.len() {
+            match self.memory {
+                Memory::Dense | Memory::Copied => {}
+                Memory::Recurrent => return false,
+                Memory::Windowed => cells.iter_mut().for_each(|c| *c ^= 1),
+            }
         }
         cells.truncate(from);
         true
@@ -88,6 +135,17 @@ impl Runtime for Arithmetic {
         let mut cells = self.cells.get(&from).cloned().unwrap_or_default();
         cells.truncate(usize::try_from(end).unwrap_or(usize::MAX));
         self.cells.insert(to, cells);
+    }
+    fn state(&mut self, lane: Lane, out: &mut Vec<u8>) -> Result<(), RuntimeError> {
+        self.state_fails("taken")?;
+        out.clear();
+        out.extend(self.cells.get(&lane).into_iter().flatten().flat_map(|c| c.to_le_bytes()));
+        Ok(())
+    }
+    fn set_state(&mut self, lane: Lane, state: &[u8]) -> Result<(), RuntimeError> {
+        let cells = state.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap()));
+        self.cells.insert(lane, cells.collect());
+        self.state_fails("set")
     }
     fn clear(&mut self) {
         self.cells.clear();
@@ -142,14 +200,17 @@ impl Sink for Shared {
 /// A chain whose links hold messages until they are moved by hand.
 pub struct Chain {
     pub scheduler: Scheduler,
+    /// Makes the worker of a stage.
+    make: Box<dyn Fn(usize) -> Worker<Arithmetic>>,
     pub workers: Vec<Worker<Arithmetic>>,
     links: Vec<VecDeque<Frame>>,
     replies: VecDeque<Predictions>,
     pub ops: Vec<Arc<Mutex<Vec<Op>>>>,
     pub fail_next: Vec<Arc<AtomicU32>>,
+    pub fail_states: Vec<Arc<AtomicU32>>,
     pub texts: HashMap<SessionId, Vec<Token>>,
     pub ended: HashMap<SessionId, Result<splitmodel_chain::scheduler::Finish, String>>,
-    /// Tokens that came from residents.
+    /// Tokens that came from kept prefixes.
     pub restored: HashMap<SessionId, usize>,
 }
 
@@ -164,15 +225,24 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
         max_queue: 64,
         max_attempts: 5,
         cells: 96 * usize::from(lanes),
-        residents: 3,
-        min_resident: 2,
+        cache: Settings {
+            payload: Payload::Resident,
+            max_entries: 3,
+            min_tokens: 2,
+            stride: 8,
+            max_records: 2,
+            replays: 8,
+            first_page: 1,
+        },
     }
 }
 
 pub fn request(prompt: Vec<Token>, max_tokens: usize, config: &GenerationConfig) -> Request {
     let config =
         GenerationConfig { prompt_tokens: u32::try_from(prompt.len()).unwrap(), eog: vec![EOG], ..config.clone() };
-    Request { prompt, config: serde_json::to_vec(&config).unwrap(), max_tokens, eog: vec![EOG], ..Request::default() }
+    let json = serde_json::to_vec(&config).unwrap();
+    let fingerprint = config.deterministic().map(|bytes| Fingerprint::of(&bytes));
+    Request { prompt, config: json, max_tokens, eog: vec![EOG], fingerprint, ..Request::default() }
 }
 
 pub fn greedy() -> GenerationConfig {
@@ -181,32 +251,37 @@ pub fn greedy() -> GenerationConfig {
 
 impl Chain {
     pub fn new(stages: u16, limits: Limits) -> Self {
-        Self::with(stages, limits, false)
+        Self::with(stages, limits, Memory::Dense)
     }
 
-    /// A chain of slices that can remove whole lanes only, with `recurrent`.
-    pub fn with(stages: u16, limits: Limits, recurrent: bool) -> Self {
+    /// A chain of slices of that kind.
+    pub fn with(stages: u16, limits: Limits, memory: Memory) -> Self {
+        let limits = Limits { cache: memory.settings(limits.cache), ..limits };
         let lanes = usize::from(limits.lanes) + 1;
-        let (mut ops, mut fail_next) = (Vec::new(), Vec::new());
-        let workers = (0..stages).map(|i| {
-            let place = Place { stage: i, stages };
-            let mut slice = Arithmetic::new(u64::from(i), i + 1 == stages);
-            slice.recurrent = recurrent;
-            fail_next.push(slice.fail_next.clone());
-            let mut w = Worker::new(slice, place, lanes, None).with_residents(limits.residents);
-            let log = Arc::new(Mutex::new(Vec::new()));
-            ops.push(log.clone());
-            w.set_sink(Some(Box::new(Shared(log))));
+        let each = usize::from(stages);
+        let ops: Vec<Arc<Mutex<Vec<Op>>>> = std::iter::repeat_with(Arc::default).take(each).collect();
+        let fail_next: Vec<Arc<AtomicU32>> = std::iter::repeat_with(Arc::default).take(each).collect();
+        let fail_states: Vec<Arc<AtomicU32>> = std::iter::repeat_with(Arc::default).take(each).collect();
+        let (log, nexts, states) = (ops.clone(), fail_next.clone(), fail_states.clone());
+        let make = move |stage: usize| {
+            let place = Place { stage: u16::try_from(stage).unwrap(), stages };
+            let mut slice = Arithmetic::new(u64::from(place.stage), place.stage + 1 == stages);
+            slice.memory = memory;
+            (slice.fail_next, slice.fail_states) = (nexts[stage].clone(), states[stage].clone());
+            let mut w = Worker::new(slice, place, lanes, None).with_cache(&limits.cache, MAX_BYTES);
+            w.set_sink(Some(Box::new(Shared(log[stage].clone()))));
             w
-        });
-        let workers = workers.collect();
+        };
+        let workers = (0..each).map(&make).collect();
         let mut chain = Self {
+            make: Box::new(make),
             scheduler: Scheduler::new(limits),
             workers,
             links: vec![VecDeque::new(); usize::from(stages)],
             replies: VecDeque::new(),
             ops,
             fail_next,
+            fail_states,
             texts: HashMap::new(),
             ended: HashMap::new(),
             restored: HashMap::new(),
@@ -221,7 +296,14 @@ impl Chain {
 
     /// A stage loses all it holds without anyone noticing, as none should.
     pub fn forget(&mut self, stage: usize) {
+        self.workers[stage] = (self.make)(stage);
         self.workers[stage].reset();
+    }
+
+    /// A stage loses one prefix without anyone noticing.
+    pub fn forget_one(&mut self, stage: usize, page: u64, slot: u16) {
+        let frame = Frame { sections: vec![Section::Evict { page, slot }], ..Frame::default() };
+        let _ = self.workers[stage].step(frame, 0);
     }
 
     /// All connections break; stages that upstream left forget their lanes.

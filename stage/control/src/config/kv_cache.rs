@@ -10,10 +10,27 @@ pub struct KvCacheConfig {
     pub max_entries: u32,
     /// Shortest prefix worth keeping, in tokens.
     pub min_tokens: u32,
+    /// Bytes of prefixes that a stage keeps in host memory at most. With 0, models with full attention only keep them in the KV
+    /// cache, where every running session passes over them; others keep none.
+    pub max_bytes: u64,
+    /// Distance of the lengths at which exact states are taken, in tokens.
+    pub shared_prefix_stride_tokens: u32,
+    /// Exact states of one prompt at most.
+    pub shared_prefix_record_limit: u32,
+    /// Deterministic answers of which the first eight tokens are kept for the same request, at most; 0 keeps none.
+    pub replay_entries: u32,
 }
 
 impl Default for KvCacheConfig {
     fn default() -> Self {
-        Self { enabled: true, max_entries: 8, min_tokens: 64 }
+        Self {
+            enabled: true,
+            max_entries: 8,
+            min_tokens: 64,
+            max_bytes: 1 << 30,
+            shared_prefix_stride_tokens: 128,
+            shared_prefix_record_limit: 2,
+            replay_entries: 1024,
+        }
     }
 }

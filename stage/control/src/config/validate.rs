@@ -244,6 +244,8 @@ impl StageConfig {
         }
         at_least_one("telemetry.queue", t.queue)?;
         at_least_one("kv_cache.min_tokens", self.kv_cache.min_tokens)?;
+        at_least_one("kv_cache.shared_prefix_stride_tokens", self.kv_cache.shared_prefix_stride_tokens)?;
+        at_least_one("kv_cache.shared_prefix_record_limit", self.kv_cache.shared_prefix_record_limit)?;
         match &t.otlp_endpoint {
             Some(url) if !(url.starts_with("http://") || url.starts_with("https://")) => invalid(
                 "telemetry.otlp_endpoint",

@@ -234,6 +234,29 @@ impl Context {
         unsafe { sys::llama_memory_clear(self.memory, true) }
     }
 
+    /// Puts the state of `lane` into `out`, in place of what was there; `false` when llama.cpp gives none.
+    pub(crate) fn state(&mut self, lane: Lane, out: &mut Vec<u8>) -> bool {
+        out.clear();
+        let ctx = self.ptr.as_ptr();
+        // SAFETY: the context is alive; the caller has checked the lane.
+        let size = unsafe { sys::llama_state_seq_get_size(ctx, lane.into()) };
+        if out.try_reserve_exact(size).is_err() {
+            return false;
+        }
+        out.resize(size, 0);
+        // SAFETY: `out` has `size` bytes; llama.cpp writes no more and gives 0 when they do not do.
+        let written = unsafe { sys::llama_state_seq_get_data(ctx, out.as_mut_ptr(), size, lane.into()) };
+        size > 0 && written == size
+    }
+
+    /// Puts a state that [`Context::state`] gave into `lane`, in place of what it holds; `false` when llama.cpp has no room.
+    pub(crate) fn set_state(&mut self, lane: Lane, state: &[u8]) -> bool {
+        // SAFETY: the context is alive, the caller has checked the lane; llama.cpp reads no more than the given bytes.
+        let read =
+            unsafe { sys::llama_state_seq_set_data(self.ptr.as_ptr(), state.as_ptr(), state.len(), lane.into()) };
+        !state.is_empty() && read == state.len()
+    }
+
     pub(crate) fn pos_max(&self, lane: Lane) -> Position {
         // SAFETY: as above.
         unsafe { sys::llama_memory_seq_pos_max(self.memory, lane.into()) }

@@ -32,8 +32,7 @@ async fn an_engine_that_does_not_answer_shows_in_the_status() {
         max_queue: 1,
         max_attempts: 1,
         cells: 4096,
-        residents: 0,
-        min_resident: 1,
+        cache: splitmodel_cache::Settings::default(),
     };
     let minute = Duration::from_secs(60);
     let deadlines = Deadlines { admission: minute, recovery: minute, step: Duration::ZERO, probe: minute };

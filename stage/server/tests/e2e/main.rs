@@ -20,4 +20,5 @@ mod replay;
 mod rotation;
 mod security;
 mod shutdown;
+mod states;
 mod telemetry;

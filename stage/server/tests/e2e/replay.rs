@@ -167,7 +167,10 @@ async fn three_uneven_stages_compute_what_one_process_computes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_that_begin_alike_share_cells() {
-    for cuts in [&[0, 30][..], &[0, 15, 27, 30]] {
+    // In the cache itself, and as copies.
+    for (cuts, max_bytes) in [(&[0, 30][..], 0), (&[0, 15, 27, 30], 0), (&[0, 15, 27, 30], 1 << 30)] {
+        let mut plan = Plan::sample(cuts);
+        plan.kv_cache.max_bytes = max_bytes;
         let alike = |seed: u64, tail: usize| {
             let prompt = [prompt(970, 300), prompt(seed, tail)].concat();
             Load { prompt, ..load(seed, 1, 12) }
@@ -184,10 +187,11 @@ async fn prompts_that_begin_alike_share_cells() {
             ],
             vec![Load { more: sampling(), ..alike(977, 40) }, alike(978, 5)],
         ];
-        let ops = check(Plan::sample(cuts), waves).await;
+        let ops = check(plan, waves).await;
         let lanes = 5; // four and the probe's; residents come after
-        let restored = ops.iter().filter_map(|op| match op {
-            Op::SeqCp { from, to, end, .. } if *from >= lanes && *to < lanes => Some(*end),
+        let restored = ops.windows(2).filter_map(|pair| match pair {
+            [_, Op::SeqCp { from, to, end, .. }] if *from >= lanes && *to < lanes => Some(*end),
+            [Op::LoadState { .. }, Op::SeqRm { from, .. }] => Some(*from),
             _ => None,
         });
         let restored: Vec<_> = restored.collect();

@@ -57,6 +57,11 @@ pub fn tiny(seed: u64) -> PathBuf {
     cached(&format!("tiny-llama-{seed}.gguf"), |out| Tiny { seed, ..Tiny::new(Arch::Llama) }.write(out).unwrap())
 }
 
+/// A tiny model of another architecture.
+pub fn tiny_of(arch: Arch) -> PathBuf {
+    cached(&format!("tiny-{}.gguf", arch.name()), |out| Tiny::new(arch).write(out).unwrap())
+}
+
 /// The sample model's vocabulary.
 pub fn tokenizer() -> &'static Tokenizer {
     static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();

@@ -24,7 +24,7 @@ pub fn setup(chain: &Chain, role: Role, stage: usize) -> Setup {
         model: splitmodel_gguf::Model::open(tiny(1)).unwrap().digest().to_owned(),
         n_embd: 128,
         activations: ActivationDtype::F32,
-        lanes: config.engine.lanes + 1 + config.residents(),
+        lanes: config.engine.lanes + 1, // and the probe's
         n_ctx: config.engine.cells() + 256,
         n_ubatch: config.engine.n_ubatch,
         instance: root,

@@ -53,7 +53,8 @@ impl Plan {
         plan
     }
 
-    fn of(model: PathBuf, cuts: &[u32]) -> Self {
+    /// Any model.
+    pub fn of(model: PathBuf, cuts: &[u32]) -> Self {
         Self {
             model,
             cuts: cuts.to_vec(),
