@@ -7,7 +7,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 CARGO_FLAGS := --release --locked --workspace
 FILE ?= examples/smollm2.yaml
 
-.PHONY: help run test lint fmt build model deps bench bench-delay soak fuzz crds images e2e vulkan-smoke clean
+.PHONY: help run test lint fmt build model deps bench bench-cache bench-delay soak fuzz crds images e2e vulkan-smoke clean
 
 help: ## Lists these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ deps: ## Installs what is missing on Debian
 
 bench: build model ## Measures this against the peers on this machine
 	bench/run.sh
+
+bench-cache: build model ## Measures what kept prefixes save, beside llama-server (wants a calm machine)
+	$$(scripts/venv.sh tests/api/requirements.txt)/bin/python bench/cache.py --llama-server "$$(bench/peers.sh)/llama-server" $(ARGS)
 
 bench-delay: build model ## Measures a chain against the delay of its links (wants a calm machine)
 	$$(scripts/venv.sh tests/api/requirements.txt)/bin/python bench/delay.py $(ARGS)

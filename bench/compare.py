@@ -15,7 +15,6 @@ them. Figures:
 """
 import argparse
 import concurrent.futures
-import http.client
 import json
 import os
 import pathlib
@@ -24,6 +23,8 @@ import statistics
 import sys
 import time
 import uuid
+
+import client
 
 LINES = ["Rain fell on the slate roofs until the gutters sang.", "A ferry crossed the bay with nine cars and one horse.",
          "Every lamp in the street had its own kind of light.", "The clockmaker closed at six and opened again at ten."]
@@ -61,53 +62,33 @@ def mebibytes(roots):
     return sum(int(re.search(r"^Pss: +(\d+)", text, re.M)[1]) for text in rollups) / 1024
 
 
-def stream(server, text, tokens, ban):
-    """(time of the request, times of the tokens, usage)."""
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True}, "logit_bias": {str(t): -100 for t in ban}}
-    began, times, usage = time.perf_counter(), [], {}
-    # A client on the machine that is measured takes time from the servers that use all of it, so it is a plain one.
-    connection = http.client.HTTPConnection(server.host, timeout=600)
-    try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise SystemExit(f"{server.name}: HTTP {answer.status}: {answer.read().decode()}")
-        for line in answer:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if any(c.get("delta", {}).get("content") for c in chunk.get("choices") or []):
-                times.append(time.perf_counter())
-            usage = chunk.get("usage") or usage
-    finally:
-        connection.close()
-    return began, times, usage
+def ask(server, text, tokens, ban=()):
+    return client.stream(server.host, [{"role": "user", "content": text}], tokens, logit_bias={str(t): -100 for t in ban})
 
 
 def decode(pool, server, streams, args):
     """(tokens per second, CPU milliseconds per token)."""
     before = cpu_ms(server.pids)
-    jobs = [pool.submit(stream, server, f"Tell the long story number {i}.", args.tokens, args.ban) for i in range(streams)]
+    jobs = [pool.submit(ask, server, f"Tell the long story number {i}.", args.tokens, args.ban) for i in range(streams)]
     done = [job.result() for job in jobs]
     used = cpu_ms(server.pids) - before
-    first, last = min(t[0] for _, t, _ in done), max(t[-1] for _, t, _ in done)
-    tokens = sum(u["completion_tokens"] for _, _, u in done)
+    first, last = min(a.times[0] for a in done), max(a.times[-1] for a in done)
+    tokens = sum(a.usage["completion_tokens"] for a in done)
     return (tokens - len(done)) / (last - first), used / tokens
 
 
 def prefill(server, tokens):
-    began, times, usage = stream(server, prompt(tokens), 1, [])
-    return times[0] - began, usage["prompt_tokens"] / (times[0] - began)
+    answer = ask(server, prompt(tokens), 1)
+    return answer.ttft, answer.usage["prompt_tokens"] / answer.ttft
 
 
 def disturbed(pool, server, args):
-    running = pool.submit(stream, server, "Tell a very long story.", args.tokens, args.ban)
+    running = pool.submit(ask, server, "Tell a very long story.", args.tokens, args.ban)
     time.sleep(0.5)
     begin = time.perf_counter()
-    stream(server, prompt(min(args.prompts)), 1, [])
+    ask(server, prompt(min(args.prompts)), 1)
     end = time.perf_counter()
-    _, times, _ = running.result()
+    times = running.result().times
     gaps = sorted(b - a for a, b in zip(times, times[1:]) if begin <= b and a <= end)
     return gaps[int(len(gaps) * 0.95)] if gaps else float("nan")
 
