@@ -45,8 +45,8 @@ bench-cache: build model ## Measures what kept prefixes save, beside llama-serve
 bench-delay: build model ## Measures a chain against the delay of its links (wants a calm machine)
 	$$(scripts/venv.sh tests/api/requirements.txt)/bin/python bench/delay.py $(ARGS)
 
-soak: build model ## The random tests at length, then a chain under load and faults (CASES=… of each, MINUTES=…; 0 leaves out)
-	scripts/soak.sh $(or $(CASES),200000) $(or $(MINUTES),30)
+soak: build model ## The random tests at length, then chains under load and faults (CASES=…, MINUTES=…, REQUESTS=…; 0 leaves out)
+	scripts/soak.sh $(or $(CASES),200000) $(or $(MINUTES),30) $(or $(REQUESTS),10000)
 
 fuzz: deps ## Runs every fuzz target for a while (needs a nightly toolchain and cargo-fuzz)
 	fuzz/run.sh

@@ -270,6 +270,9 @@ pub struct KvCacheSpec {
     pub min_tokens: u32,
     /// Host memory of each stage for kept prefixes.
     pub max_bytes: Quantity,
+    /// Bytes of kept prefixes that each stage keeps on its cache volume, too, for when it starts again; absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<Quantity>,
     /// Distance of the lengths at which exact states are taken, in tokens.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shared_prefix_stride_tokens: u32,
@@ -288,6 +291,7 @@ impl Default for KvCacheSpec {
             max_entries: 8,
             min_tokens: 64,
             max_bytes: Quantity("1Gi".to_owned()),
+            disk_bytes: None,
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
             replay_entries: 1024,

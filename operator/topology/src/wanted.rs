@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use splitmodel_api::{self as api, EngineSpec, Problem, SplitModel, SplitModelSpec, WireType};
+use splitmodel_api::{self as api, EngineSpec, Problem, Quantity, SplitModel, SplitModelSpec, WireType};
 use splitmodel_control::config::{
     Activations, ApiConfig, CacheType, EngineConfig, FlashAttention, KvCacheConfig, SchedulingConfig, SplitMode,
 };
@@ -96,6 +96,7 @@ impl Wanted {
             min_tokens: spec.min_tokens,
             // Other texts were refused.
             max_bytes: spec.max_bytes.bytes().unwrap_or(0),
+            disk_bytes: spec.disk_bytes.as_ref().and_then(Quantity::bytes).unwrap_or(0),
             shared_prefix_stride_tokens: spec.shared_prefix_stride_tokens,
             shared_prefix_record_limit: spec.shared_prefix_record_limit,
             replay_entries: spec.replay_entries,

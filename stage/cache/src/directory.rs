@@ -92,6 +92,8 @@ pub struct Directory {
     next_page: u64,
     clock: u64,
     evictions: u64,
+    /// Grows with every entry that comes or goes.
+    changes: u64,
 }
 
 impl Directory {
@@ -107,6 +109,7 @@ impl Directory {
             next_page: settings.first_page,
             clock: 0,
             evictions: 0,
+            changes: 0,
         }
     }
 
@@ -114,6 +117,12 @@ impl Directory {
     #[must_use]
     pub const fn payload(&self) -> Payload {
         self.settings.payload
+    }
+
+    /// Whether anything is ever kept.
+    #[must_use]
+    pub const fn is_enabled(&self) -> bool {
+        self.settings.max_entries > 0
     }
 
     /// Prefixes kept.
@@ -147,6 +156,12 @@ impl Directory {
     #[must_use]
     pub const fn evictions(&self) -> u64 {
         self.evictions
+    }
+
+    /// Grows with every entry that comes or goes.
+    #[must_use]
+    pub const fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Whether a page is kept.
@@ -229,15 +244,30 @@ impl Directory {
                 slot
             }
         };
+        let place = Place { page: self.next_page, length, slot };
+        self.put(place, namespace, tokens);
+        Some(place)
+    }
+
+    /// Notes an entry, in place of what its slot held. Nothing is noted where there is no such slot.
+    pub(crate) fn put(&mut self, Place { page, slot, .. }: Place, namespace: Namespace, tokens: &[Token]) {
         self.take(slot);
+        let Some(place) = self.slots.get_mut(usize::from(slot)) else { return };
         self.clock += 1;
-        let page = self.next_page;
-        self.next_page += 1;
-        let entry = Entry { page, namespace, tokens: tokens.into(), used: self.clock, protected: 0 };
-        self.trees.entry(namespace).or_default().insert(tokens, slot);
+        self.changes += 1;
+        self.next_page = self.next_page.max(page.saturating_add(1));
         self.tokens += tokens.len();
-        *self.slots.get_mut(usize::from(slot))? = Some(entry);
-        Some(Place { page, length, slot })
+        *place = Some(Entry { page, namespace, tokens: tokens.into(), used: self.clock, protected: 0 });
+        self.trees.entry(namespace).or_default().insert(tokens, slot);
+    }
+
+    /// All entries, the one used longest ago first.
+    pub(crate) fn oldest_first(&self) -> Vec<(Place, &Namespace, &[Token])> {
+        let entries = (0_u16..).zip(&self.slots).filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort_by_key(|(_, e)| e.used);
+        let place = |slot, e: &Entry| Some(Place { page: e.page, length: u32::try_from(e.tokens.len()).ok()?, slot });
+        entries.into_iter().filter_map(|(slot, e)| Some((place(slot, e)?, &e.namespace, &*e.tokens))).collect()
     }
 
     /// The place from which `tokens` can be restored as they are.
@@ -270,6 +300,7 @@ impl Directory {
 
     fn take(&mut self, slot: u16) -> Option<Entry> {
         let entry = self.slots.get_mut(usize::from(slot))?.take()?;
+        self.changes += 1;
         self.tokens -= entry.tokens.len();
         if let Some(tree) = self.trees.get_mut(&entry.namespace) {
             tree.remove(&entry.tokens);

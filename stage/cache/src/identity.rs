@@ -28,6 +28,11 @@ impl Namespace {
     pub(crate) const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
+
+    /// The one with these bytes.
+    pub(crate) const fn of(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
 }
 
 impl Identity {

@@ -8,7 +8,7 @@ mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use splitmodel_cache::{Directory, MAX_REPLAY, Replays};
+use splitmodel_cache::{Directory, MAX_REPLAY, Replays, SnapshotError};
 use splitmodel_link::frame::{
     Activations, ErrorClass, Frame, Lane, Prediction, Predictions, Report, Row, Section, SessionId, Token,
     prediction_flags,
@@ -108,6 +108,21 @@ impl Scheduler {
             replays: self.replays,
             replayed_tokens: self.replayed_tokens,
         }
+    }
+
+    /// What is kept.
+    #[must_use]
+    pub fn directory(&self) -> &Directory {
+        &self.kept
+    }
+
+    /// Begins with the directory of an earlier stage 0, before the chain is formed: what the stages still have of it can be used.
+    ///
+    /// # Errors
+    /// [`SnapshotError`], and the directory stays empty.
+    pub fn remember(&mut self, snapshot: &[u8]) -> Result<(), SnapshotError> {
+        self.kept = Directory::restore(self.limits.cache, snapshot)?;
+        Ok(())
     }
 
     /// Frames under way.

@@ -6,7 +6,7 @@ mod prefixes;
 
 use std::time::Instant;
 
-use splitmodel_cache::{BlockStore, Payload, Settings};
+use splitmodel_cache::{BlockStore, DiskStore, Payload, Settings};
 use splitmodel_link::frame::{
     Activations, ErrorClass, Frame, Lane, Position, Predictions, Report, Row, Section, SessionId, StageStats, Target,
     row_flags,
@@ -59,6 +59,8 @@ pub struct Worker<R: Runtime> {
     payload: Payload,
     /// States as bytes, where those are kept instead of cells.
     states: Option<BlockStore>,
+    /// The same as files.
+    disk: Option<DiskStore>,
     counts: PrefixCounts,
     grammars: Option<GrammarFactory>,
     sink: Option<Box<dyn Sink>>,
@@ -103,6 +105,7 @@ impl<R: Runtime> Worker<R> {
             residents: Vec::new(),
             payload: Payload::default(),
             states: None,
+            disk: None,
             counts: PrefixCounts::default(),
             grammars,
             sink: None,
@@ -124,6 +127,28 @@ impl<R: Runtime> Worker<R> {
             Payload::Exact => Some(BlockStore::new(max_bytes)),
         };
         self
+    }
+
+    /// With states as files, too, and those that are there: of each slot the one made last.
+    #[must_use]
+    pub fn with_disk(mut self, mut disk: DiskStore) -> Self {
+        for (slot, page, length) in disk.list() {
+            match self.residents.get_mut(usize::from(slot)) {
+                Some(place) => {
+                    let before = place.replace((page, length));
+                    before.iter().for_each(|(page, _)| disk.remove(*page));
+                }
+                None => disk.remove(page),
+            }
+        }
+        self.disk = Some(disk);
+        self
+    }
+
+    /// Whether states are kept as files, too.
+    #[must_use]
+    pub const fn keeps_files(&self) -> bool {
+        self.disk.is_some()
     }
 
     /// Tells `observer` of traced sessions from here on.

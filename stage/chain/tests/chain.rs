@@ -375,6 +375,43 @@ fn copies_and_states_outlive_a_formation_where_their_stage_does() {
 }
 
 #[test]
+fn what_stands_on_disk_outlives_every_process() {
+    for memory in [Memory::Copied, Memory::Recurrent, Memory::Windowed] {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = limits(2, 3, 8);
+        let mut chain = Chain::on_disk(3, limits, memory, Some(dir.path().to_owned()));
+        let hit = if memory.can_be_cut() { 29 } else { 16 };
+        chain.settle();
+        let first = request((0..30).collect(), 6, &sampled(1));
+        turn(&mut chain, &first);
+        let directory = chain.scheduler.directory().snapshot();
+        chain.cut();
+        (0..3).for_each(|stage| chain.forget(stage));
+        chain.scheduler = Scheduler::new(Limits { cache: memory.settings(limits.cache), ..limits });
+        (chain.restored, chain.ended) = Default::default();
+        chain.scheduler.remember(&directory).unwrap();
+        chain.form();
+        chain.settle();
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), hit), "{memory:?}");
+        // A file that one stage has no more shortens the hit and changes no text.
+        chain.cut();
+        chain.forget(1);
+        for file in std::fs::read_dir(dir.path().join("1")).unwrap() {
+            let file = file.unwrap().path();
+            if file.extension().is_some_and(|e| e == "prefix") {
+                std::fs::remove_file(file).unwrap();
+            }
+        }
+        chain.form();
+        chain.settle();
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), 0), "{memory:?}");
+        assert_eq!(turn(&mut chain, &first), (alone(3, &first), hit), "{memory:?}");
+        let on_disk: Vec<_> = chain.workers.iter().map(|w| w.prefix_counts().disk).collect();
+        assert!(on_disk.iter().all(|d| d.errors == 0) && on_disk[0].read > 0, "{on_disk:?}");
+    }
+}
+
+#[test]
 fn residents_give_way_to_sessions() {
     let mut chain = Chain::new(2, Limits { cells: 96, ..limits(1, 2, 16) });
     chain.settle();

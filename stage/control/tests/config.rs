@@ -145,6 +145,10 @@ fn every_refusal_names_its_field() {
         ("kv_cache.min_tokens:", |c| c.kv_cache.min_tokens = 0),
         ("kv_cache.shared_prefix_stride_tokens:", |c| c.kv_cache.shared_prefix_stride_tokens = 0),
         ("kv_cache.shared_prefix_record_limit:", |c| c.kv_cache.shared_prefix_record_limit = 0),
+        ("schedule_log:", |c| {
+            c.kv_cache.disk_bytes = 1;
+            c.schedule_log = Some("log".into());
+        }),
         ("telemetry.queue:", |c| c.telemetry.queue = 0),
         ("telemetry.otlp_endpoint:", |c| c.telemetry.otlp_endpoint = Some("collector:4317".into())),
         ("metrics.bind:", |c| c.metrics = Some(c.control)),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use splitmodel_cache::SnapshotError;
 use splitmodel_chain::scheduler::{AdmissionError, Counts, Event, Finish, Limits, OutOfOrder, Request, Scheduler};
 use splitmodel_link::Sender;
 use splitmodel_link::frame::{ErrorClass, Predictions, SessionId, StageStats};
@@ -208,6 +209,22 @@ impl Coordinator {
     pub fn counts(&self) -> (Counts, Figures) {
         let inner = self.lock();
         (inner.scheduler.counts(), inner.figures.clone())
+    }
+
+    /// The directory of kept prefixes with the number of its changes, where that is not `known`.
+    #[must_use]
+    pub fn directory(&self, known: u64) -> Option<(u64, Vec<u8>)> {
+        let inner = self.lock();
+        let directory = inner.scheduler.directory();
+        (directory.changes() != known).then(|| (directory.changes(), directory.snapshot()))
+    }
+
+    /// Begins with the directory of an earlier stage 0.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn remember(&self, snapshot: &[u8]) -> Result<(), SnapshotError> {
+        self.lock().scheduler.remember(snapshot)
     }
 
     /// Takes a request of `client`.
@@ -497,6 +514,10 @@ fn first_token(inner: &mut Inner, id: SessionId) {
 fn announce(inner: &mut Inner, id: SessionId, cached: usize) {
     if let Some(listener) = inner.listeners.get_mut(&id).filter(|l| !l.announced) {
         listener.announced = true;
+        if let Some(trace) = &mut listener.client.trace {
+            let kept = inner.scheduler.directory();
+            trace.restored(kept.is_enabled().then(|| kept.payload().name()), cached);
+        }
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
         let _ = listener.client.sender.send(GenEvent::Started { cached_tokens }); // a closed one is cancelled by its owner
     }

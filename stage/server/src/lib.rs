@@ -9,6 +9,7 @@ pub mod engine;
 pub mod fatal;
 pub mod heartbeat;
 pub mod inspect;
+pub mod kept;
 pub mod load;
 pub mod logging;
 pub mod meter;

@@ -14,6 +14,7 @@ use splitmodel_gguf::{Model, ModelFacts, Package, SlicePlan};
 use splitmodel_sampling::{GrammarFactory, SamplingError};
 
 use crate::heartbeat::Heartbeat;
+use crate::kept;
 use crate::telemetry::Telemetry;
 
 /// Cells beyond the lanes' own: the probe's, rounded up as llama.cpp does.
@@ -312,6 +313,9 @@ pub fn worker(
     let place = Place { stage: small(config.stage), stages: small(config.stages) };
     let lanes = (config.engine.lanes + 1) as usize;
     let mut worker = Worker::new(slice, place, lanes, grammars).with_cache(&prefixes, config.kv_cache.max_bytes);
+    if let Some(disk) = kept::open(config, packages, &engine, &prefixes) {
+        worker = worker.with_disk(disk);
+    }
     if let Some(path) = &config.schedule_log {
         let fail = |source| LoadError::Log { path: path.clone(), source };
         let head = Head {

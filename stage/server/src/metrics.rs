@@ -87,6 +87,7 @@ struct Source {
     spans: Arc<SpanCounts>,
     coordinator: OnceLock<Arc<Coordinator>>,
     cells: AtomicU64,
+    activation_bytes: AtomicU64,
     formations: AtomicU64,
     lines: Mutex<[LineTotals; Line::ALL.len()]>,
 }
@@ -103,6 +104,7 @@ impl Metrics {
             spans,
             coordinator: OnceLock::new(),
             cells: AtomicU64::new(0),
+            activation_bytes: AtomicU64::new(0),
             formations: AtomicU64::new(0),
             lines: Mutex::default(),
         });
@@ -115,9 +117,10 @@ impl Metrics {
         let _ = self.figures.coordinator.set(coordinator); // set once, at the start
     }
 
-    /// Says how many KV cells the stage has.
-    pub fn set_cells(&self, cells: u32) {
+    /// Says how many KV cells the stage has, and the bytes of a token's activations (f32) at one stage.
+    pub fn set_model(&self, cells: u32, activation_bytes: u64) {
         self.figures.cells.store(cells.into(), Relaxed);
+        self.figures.activation_bytes.store(activation_bytes, Relaxed);
     }
 
     /// Counts a formation that is whole.
@@ -181,7 +184,7 @@ impl Collector for Collected {
         prefix_figures(&e.prefixes(), &mut out)?;
         source.lines(&mut out)?;
         match source.coordinator.get() {
-            Some(coordinator) => coordinator_figures(coordinator, &mut out),
+            Some(coordinator) => coordinator_figures(coordinator, source.activation_bytes.load(Relaxed), &mut out),
             None => Ok(()),
         }
     }
@@ -225,13 +228,30 @@ fn prefix_figures(p: &PrefixCounts, out: &mut Out<'_, '_>) -> std::fmt::Result {
     out.gauge("kv_state_bytes", "Bytes of exact states that this stage keeps", p.bytes as f64)?;
     out.counter("kv_state_evictions", "Exact states given up for others, for want of bytes", p.store.evictions as f64)?;
     let blocks = [("new", p.store.new_blocks as f64), ("reused", p.store.reused_blocks as f64)];
-    out.family("kv_state_blocks", "Blocks of recorded exact states by whether they were there", "found", blocks)
+    out.family("kv_state_blocks", "Blocks of recorded exact states by whether they were there", "found", blocks)?;
+    let d = &p.disk;
+    let files = [
+        ("written", d.written as f64),
+        ("read", d.read as f64),
+        ("dropped", d.dropped as f64),
+        ("error", d.errors as f64),
+        ("quarantined", d.quarantined as f64),
+        ("evicted", d.evictions as f64),
+    ];
+    out.gauge("kv_disk_bytes", "Bytes of prefixes on this stage's disk", p.disk_bytes as f64)?;
+    out.family("kv_disk", "Prefixes on this stage's disk by what became of them", "outcome", files)
 }
 
-fn coordinator_figures(coordinator: &Coordinator, out: &mut Out<'_, '_>) -> std::fmt::Result {
+fn coordinator_figures(coordinator: &Coordinator, activation_bytes: u64, out: &mut Out<'_, '_>) -> std::fmt::Result {
     let (now, figures) = coordinator.counts();
     out.counter("prompt_tokens", "Prompt tokens of admitted requests", figures.prompt as f64)?;
     out.counter("cached_tokens", "Of those, tokens that came from kept prefixes", figures.cached as f64)?;
+    // A prefix is restored by every stage or by none.
+    let saved = (figures.cached * activation_bytes) as f64;
+    let links = figures.stages.len().saturating_sub(1) as f64;
+    let saved = [("stage_0", saved), ("links", saved * links)];
+    let help = "Activations (f32) that kept prefixes made superfluous: computed by stage 0, and sent over the links";
+    out.family("kv_saved_activation_bytes", help, "where", saved)?;
     let lookups = [("hit", now.hits as f64), ("miss", now.misses as f64), ("shortened", now.shortened as f64)];
     let help = "Prompts by whether they began with a kept prefix; shortened: a stage had lost the longest, and it was tried again";
     out.family("kv_lookups", help, "outcome", lookups)?;

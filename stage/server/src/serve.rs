@@ -157,6 +157,8 @@ struct Stage {
 struct Loaded {
     n_ctx: u32,
     lanes: u32,
+    /// Whether prefixes are kept as files.
+    keeps_files: bool,
 }
 
 /// Resolves when it has said so.
@@ -280,9 +282,14 @@ impl Stage {
         let loaded = loaded.await.map_err(|_| ServeError::Engine)??;
         self.status.set_phase(Phase::Loaded);
         let metrics = self.metrics.clone();
-        metrics.set_cells(loaded.n_ctx);
+        metrics.set_model(loaded.n_ctx, u64::from(packages.n_embd) * 4);
         let coordinator =
             self.config.is_first().then(|| self.coordinator(&vocabulary, load::prefixes(&self.config, &packages)));
+        if let Some(coordinator) = coordinator.as_ref().filter(|_| loaded.keeps_files) {
+            let (coordinator, config) = (coordinator.clone(), self.config.clone());
+            kept::remember(&coordinator, &config);
+            self.servers.spawn(kept::follow(coordinator, config, self.stop.clone()));
+        }
         if let (Some(coordinator), Some(vocabulary), Some(http)) = (&coordinator, vocabulary, http) {
             metrics.set_coordinator(coordinator.clone());
             handler.set_coordinator(coordinator.clone());
@@ -341,7 +348,8 @@ impl Stage {
             match load::worker(&config, &packages, grammars, &status, (&stats.heartbeat, &telemetry)) {
                 Ok(worker) => {
                     let slice = worker.runtime();
-                    let loaded = Loaded { n_ctx: slice.cells(), lanes: slice.lanes() };
+                    let (n_ctx, lanes, keeps_files) = (slice.cells(), slice.lanes(), worker.keeps_files());
+                    let loaded = Loaded { n_ctx, lanes, keeps_files };
                     if tx.send(Ok(loaded)).is_ok() {
                         engine::run(worker, &jobs, &stats);
                     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use splitmodel_cache::{BlockStore, Payload, StoreCounts};
+use splitmodel_cache::{BlockStore, DiskCounts, Payload, StoreCounts};
 use splitmodel_link::frame::{Candidate, Lane, Position, Target};
 
 use super::Worker;
@@ -30,6 +30,10 @@ pub struct PrefixCounts {
     pub bytes: u64,
     /// The store of exact states.
     pub store: StoreCounts,
+    /// Bytes of states on disk.
+    pub disk_bytes: u64,
+    /// The store on disk.
+    pub disk: DiskCounts,
 }
 
 impl<R: Runtime> Worker<R> {
@@ -38,7 +42,8 @@ impl<R: Runtime> Worker<R> {
     pub fn prefix_counts(&self) -> PrefixCounts {
         let (bytes, store) = self.states.as_ref().map(|s| (s.bytes(), s.counts())).unwrap_or_default();
         let kept = self.states.as_ref().map_or_else(|| self.residents.iter().flatten().count(), BlockStore::len);
-        PrefixCounts { kept, bytes, store, ..self.counts }
+        let (disk_bytes, disk) = self.disk.as_ref().map(|d| (d.bytes(), d.counts())).unwrap_or_default();
+        PrefixCounts { kept, bytes, store, disk_bytes, disk, ..self.counts }
     }
 
     /// Cells of all residents, as if none were shared.
@@ -57,7 +62,8 @@ impl<R: Runtime> Worker<R> {
     fn has(&self, c: &Candidate) -> bool {
         let Some((page, length)) = self.residents.get(usize::from(c.slot)).copied().flatten() else { return false };
         let fits = if self.payload.can_be_cut() { c.length <= length } else { c.length == length };
-        page == c.page && fits && self.states.as_ref().is_none_or(|s| s.holds(page))
+        let on_disk = || self.disk.as_ref().is_some_and(|d| d.holds(page));
+        page == c.page && fits && self.states.as_ref().is_none_or(|s| s.holds(page) || on_disk())
     }
 
     /// Gives the lane to the session, with the longest candidate that is here; keeps the candidates that are.
@@ -94,7 +100,15 @@ impl<R: Runtime> Worker<R> {
             return true;
         };
         let mut state = Vec::new();
-        states.get(from.page, &mut state);
+        if !states.get(from.page, &mut state) {
+            if !self.disk.as_mut().is_some_and(|d| d.get(from.page, &mut state)) {
+                self.counts.errors += 1;
+                self.evict(from.slot);
+                return false;
+            }
+            // The next time it is in memory; where it does not fit, it stays where it is.
+            let _ = states.insert(from.page, &state);
+        }
         if let Err(error) = self.runtime.set_state(lane, &state) {
             tracing::warn!(page = from.page, length = from.length, %error, "a kept state is given up");
             self.counts.errors += 1;
@@ -126,8 +140,8 @@ impl<R: Runtime> Worker<R> {
                 self.share(target.lane, self.sequence(resident.slot), resident.length);
                 true
             }
-            Payload::Copied => cells >= length && self.save(target.lane, resident.page),
-            Payload::Exact => cells == length && self.save(target.lane, resident.page),
+            Payload::Copied => cells >= length && self.save(target.lane, &resident),
+            Payload::Exact => cells == length && self.save(target.lane, &resident),
             Payload::Resident => false,
         };
         if kept {
@@ -137,12 +151,13 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Keeps the state of a lane. `false`: that failed, which costs later requests time and this one nothing.
-    fn save(&mut self, lane: Lane, page: u64) -> bool {
+    fn save(&mut self, lane: Lane, &Candidate { page, length, slot }: &Candidate) -> bool {
         let Some(states) = &mut self.states else { return false };
         let mut state = Vec::new();
         let taken = self.runtime.state(lane, &mut state).map_err(|e| e.to_string());
         match taken.and_then(|()| states.insert(page, &state).map_err(|e| e.to_string())) {
             Ok(()) => {
+                self.disk.iter_mut().for_each(|d| d.insert((slot, page, length), &state));
                 self.log(|| Op::SaveState { lane, page });
                 true
             }
@@ -158,6 +173,7 @@ impl<R: Runtime> Worker<R> {
         let Some((page, _)) = self.residents.get_mut(usize::from(slot)).and_then(Option::take) else { return };
         if let Some(states) = &mut self.states {
             states.remove(page);
+            self.disk.iter_mut().for_each(|d| d.remove(page));
             self.log(|| Op::DropState { page });
         } else {
             self.remove(self.sequence(slot), -1);

@@ -2,10 +2,11 @@
 //! of its lane and on all stages before, so one wrong cell anywhere changes the text.
 
 use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use splitmodel_cache::{Fingerprint, Payload, Settings};
+use splitmodel_cache::{DiskStore, Fingerprint, Payload, Settings};
 use splitmodel_chain::runtime::{Batch, Runtime, RuntimeError};
 use splitmodel_chain::schedule::{Op, Sink};
 use splitmodel_chain::scheduler::{Event, Limits, Request, Scheduler};
@@ -256,6 +257,11 @@ impl Chain {
 
     /// A chain of slices of that kind.
     pub fn with(stages: u16, limits: Limits, memory: Memory) -> Self {
+        Self::on_disk(stages, limits, memory, None)
+    }
+
+    /// A chain whose stages keep prefixes as files in folders of `disk`, too.
+    pub fn on_disk(stages: u16, limits: Limits, memory: Memory, disk: Option<PathBuf>) -> Self {
         let limits = Limits { cache: memory.settings(limits.cache), ..limits };
         let lanes = usize::from(limits.lanes) + 1;
         let each = usize::from(stages);
@@ -269,6 +275,9 @@ impl Chain {
             slice.memory = memory;
             (slice.fail_next, slice.fail_states) = (nexts[stage].clone(), states[stage].clone());
             let mut w = Worker::new(slice, place, lanes, None).with_cache(&limits.cache, MAX_BYTES);
+            if let Some(dir) = &disk {
+                w = w.with_disk(DiskStore::open(&dir.join(stage.to_string()), "arithmetic", MAX_BYTES).unwrap());
+            }
             w.set_sink(Some(Box::new(Shared(log[stage].clone()))));
             w
         };
@@ -294,9 +303,10 @@ impl Chain {
         self.scheduler.formed(request(vec![1], 1, &greedy()));
     }
 
-    /// A stage loses all it holds without anyone noticing, as none should.
+    /// A stage is another process, without anyone noticing, as none should.
     pub fn forget(&mut self, stage: usize) {
-        self.workers[stage] = (self.make)(stage);
+        drop(self.workers.remove(stage)); // its files are its own
+        self.workers.insert(stage, (self.make)(stage));
         self.workers[stage].reset();
     }
 

@@ -13,6 +13,9 @@ pub struct KvCacheConfig {
     /// Bytes of prefixes that a stage keeps in host memory at most. With 0, models with full attention only keep them in the KV
     /// cache, where every running session passes over them; others keep none.
     pub max_bytes: u64,
+    /// Bytes of prefixes that a stage keeps as files, too, in `prefixes/` of the slices' directory, for when it starts again; 0
+    /// keeps none. Not for prefixes in the KV cache.
+    pub disk_bytes: u64,
     /// Distance of the lengths at which exact states are taken, in tokens.
     pub shared_prefix_stride_tokens: u32,
     /// Exact states of one prompt at most.
@@ -28,6 +31,7 @@ impl Default for KvCacheConfig {
             max_entries: 8,
             min_tokens: 64,
             max_bytes: 1 << 30,
+            disk_bytes: 0,
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
             replay_entries: 1024,

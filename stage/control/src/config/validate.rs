@@ -243,6 +243,10 @@ impl StageConfig {
             return invalid("telemetry.sample_ratio", format!("is {}; it must be between 0 and 1", t.sample_ratio));
         }
         at_least_one("telemetry.queue", t.queue)?;
+        if self.kv_cache.disk_bytes > 0 && self.schedule_log.is_some() {
+            let what = "tells nothing of states that were there before it began; leave it out, or kv_cache.disk_bytes";
+            return invalid("schedule_log", what);
+        }
         at_least_one("kv_cache.min_tokens", self.kv_cache.min_tokens)?;
         at_least_one("kv_cache.shared_prefix_stride_tokens", self.kv_cache.shared_prefix_stride_tokens)?;
         at_least_one("kv_cache.shared_prefix_record_limit", self.kv_cache.shared_prefix_record_limit)?;

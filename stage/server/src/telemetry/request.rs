@@ -218,6 +218,20 @@ impl RequestTrace {
         self.started.get_or_insert(now);
     }
 
+    /// It begins with so many tokens of a kept prefix of this kind; `None`: none are kept.
+    pub fn restored(&mut self, kind: Option<&'static str>, tokens: usize) {
+        let outcome = match (kind, tokens) {
+            (None, _) => "disabled",
+            (_, 0) => "miss",
+            _ => "hit",
+        };
+        self.attributes.push(KeyValue::new("splitmodel.cache.outcome", outcome));
+        if let Some(kind) = kind {
+            self.attributes.push(KeyValue::new("splitmodel.cache.kind", kind));
+        }
+        self.attributes.push(number("gen_ai.usage.cache_read.input_tokens", tokens as u64));
+    }
+
     /// Its first token is there.
     pub fn first_token(&mut self, now: Instant, breakdown: Breakdown) {
         self.first.get_or_insert((now, breakdown));

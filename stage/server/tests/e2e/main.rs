@@ -5,6 +5,7 @@
 
 mod clients_leave;
 mod control;
+mod disk;
 mod errors;
 mod fairness;
 mod garbage;
@@ -14,6 +15,7 @@ mod idle;
 mod peers;
 mod pod;
 mod precise;
+mod pressure;
 mod recovery;
 mod remote;
 mod replay;

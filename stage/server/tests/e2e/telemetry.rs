@@ -106,15 +106,41 @@ async fn traced(collector: SocketAddr, tier: Tier, queue: u32) -> Chain {
 /// Asks for `max_tokens` tokens after 300 that nobody sent before, as part of the test's trace.
 async fn ask(chain: &Chain, max_tokens: usize, flags: &str) {
     static ASKED: AtomicU64 = AtomicU64::new(1);
+    ask_with(chain, ASKED.fetch_add(1, Ordering::Relaxed), max_tokens, flags).await;
+}
+
+/// Asks as part of the test's trace; seeds are prompts. Tokens of it that were kept.
+async fn ask_with(chain: &Chain, seed: u64, max_tokens: usize, flags: &str) -> i64 {
     let api = chain.configs[0].api.as_ref().unwrap().bind;
-    let seed = ASKED.fetch_add(1, Ordering::Relaxed);
     let mut body = request(seed, &prompt(700 + seed, 300), max_tokens);
     body["stream"] = json!(false);
     let response = reqwest::Client::builder().no_proxy().build().unwrap();
     let response = response.post(format!("http://{api}/v1/completions")).json(&body);
     let response = response.header("traceparent", format!("00-{TRACE}-{PARENT}-{flags}")).send().await.unwrap();
     assert_eq!(response.status(), 200);
-    response.bytes().await.unwrap();
+    let answer: serde_json::Value = response.json().await.unwrap();
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_i64().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_says_what_came_from_a_cache_as_the_answer_does() {
+    let collector = Collector::default();
+    let mut chain = traced(collector.serve().await, Tier::Summary, 4096).await;
+    let told = [ask_with(&chain, 90, 3, "01").await, ask_with(&chain, 90, 3, "01").await];
+    assert!(told[0] == 0 && told[1] >= 299, "{told:?}");
+    let spans = collector.spans(|s| s.len() >= 14).await;
+    let mut roots: Vec<_> = spans.iter().map(|(_, s)| s).filter(|s| s.name == "text_completion e2e").collect();
+    roots.sort_by_key(|s| s.start_time_unix_nano);
+    for (root, (cached, outcome)) in roots.iter().zip(told.iter().zip(["miss", "hit"])) {
+        assert_eq!(number(root, "gen_ai.usage.cache_read.input_tokens"), *cached);
+        assert_eq!(attribute(root, "splitmodel.cache.outcome"), Some(Any::StringValue(outcome.into())));
+        assert_eq!(attribute(root, "splitmodel.cache.kind"), Some(Any::StringValue("copied".into())));
+    }
+    assert_eq!(roots.len(), 2);
+    // 576 floats a token at stage 0 and over each of two links.
+    let saved = chain.client.metric("splitmodel_kv_saved_activation_bytes_total").await;
+    assert_eq!(saved as i64, told[1] * 576 * 4 * 3);
+    chain.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,7 +74,8 @@ pub fn tiny_prompt(seed: u64, count: usize) -> Vec<i32> {
     (0..count).map(|_| 20 + (random() % 200) as i32).collect()
 }
 
-fn random(seed: u64) -> impl FnMut() -> u64 {
+/// Numbers below 2³².
+pub fn random(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     move || {
         state ^= state << 13;
