@@ -7,8 +7,15 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use splitmodel_cache::{Directory, DiskCounts, DiskError, DiskStore, Identity, Payload, Settings, SnapshotError};
 
-const SETTINGS: Settings =
-    Settings { payload: Payload::Copied, max_entries: 3, min_tokens: 2, stride: 8, max_records: 2, replays: 0, first_page: 7 };
+const SETTINGS: Settings = Settings {
+    payload: Payload::Copied,
+    max_entries: 3,
+    min_tokens: 2,
+    stride: 8,
+    max_records: 2,
+    replays: 0,
+    first_page: 7,
+};
 
 fn state(page: u64, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i as u64 * 31 + page) as u8).collect()

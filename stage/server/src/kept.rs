@@ -52,7 +52,7 @@ pub fn open(config: &StageConfig, packages: &Packages, engine: &EngineConfig, ke
 }
 
 /// Begins with the directory that an earlier stage 0 left, and writes it from now on until `stop`.
-pub async fn follow(coordinator: Arc<Coordinator>, config: Arc<StageConfig>, stop: CancellationToken) {
+pub async fn follow(coordinator: Arc<Coordinator>, config: StageConfig, stop: CancellationToken) {
     let path = DiskStore::directory(&folder(&config));
     let mut written = 0;
     loop {

@@ -26,6 +26,7 @@ use crate::coordinator::{Coordinator, Deadlines};
 use crate::engine::{self, EngineJobs, EngineQueue};
 use crate::fatal;
 use crate::heartbeat;
+use crate::kept;
 use crate::load::{self, LoadError, Packages, Vocabulary};
 use crate::logging;
 use crate::meter::EngineStats;

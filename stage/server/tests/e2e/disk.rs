@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use splitmodel_control::config::{CacheType, FlashAttention};
 use splitmodel_gguf::tiny::Arch;
 
