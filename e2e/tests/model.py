@@ -1,5 +1,6 @@
 """A SplitModel of a test: its manifest, what the operator says of it, and the API that clients use."""
 import contextlib
+import socket
 import time
 
 import openai
@@ -73,9 +74,13 @@ class Model:
 
     def wait(self, kind="Ready", status="True", reason=None, seconds=180):
         try:
-            return eventually(f"{kind}={status} {reason or ''} of {self.name}", self.is_condition(kind, status, reason), seconds)
+            found = eventually(f"{kind}={status} {reason or ''} of {self.name}", self.is_condition(kind, status, reason), seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\nstatus: {self.status()}") from None
+        if (kind, status) == ("Ready", "True") and self.node_port():
+            # The nodes learn of the Service's endpoint a moment after the pod is ready.
+            eventually("the Service takes connections", self.takes_connections, 15)
+        return found
 
     def children(self, kind, selector=""):
         return self.kube.get(kind, namespace=self.namespace, selector=f"{LABEL}/model={self.name}" + selector)
@@ -106,10 +111,19 @@ class Model:
             eventually("the watches tell", lambda: models.told and slices.told, 20)
             yield Watched(models, slices)
 
+    def node_port(self):
+        return self.kube.get("service", self.name, self.namespace)["spec"]["ports"][0].get("nodePort")
+
+    def takes_connections(self):
+        try:
+            socket.create_connection((self.kube.address(self.kube.workers[0]), self.node_port()), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
     def url(self):
         """The API through the Service, at a node's port."""
-        ports = self.kube.get("service", self.name, self.namespace)["spec"]["ports"]
-        return f"http://{self.kube.address(self.kube.workers[0])}:{ports[0]['nodePort']}"
+        return f"http://{self.kube.address(self.kube.workers[0])}:{self.node_port()}"
 
     def client(self, key="none"):
         return openai.OpenAI(base_url=f"{self.url()}/v1", api_key=key, max_retries=0, timeout=120)

@@ -261,6 +261,11 @@ impl Directory {
         self.trees.entry(namespace).or_default().insert(tokens, slot);
     }
 
+    /// Leaves out so many page numbers.
+    pub(crate) fn skip(&mut self, pages: u64) {
+        self.next_page += pages;
+    }
+
     /// All entries, the one used longest ago first.
     pub(crate) fn oldest_first(&self) -> Vec<(Place, &Namespace, &[Token])> {
         let entries = (0_u16..).zip(&self.slots).filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));

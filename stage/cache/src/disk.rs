@@ -5,19 +5,22 @@
 //! 24 bytes), and eight bytes of the BLAKE3 of all that; integers are little-endian.
 
 use std::collections::HashMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 const MAGIC: &[u8; 4] = b"SMPX";
 const VERSION: u16 = 1;
 const HEAD: usize = 64;
-/// States that wait to be written; more are not kept.
-const WAITING: usize = 4;
+/// Bytes of states that may wait to be written, but for a single one; more are not kept.
+const WAITING: u64 = 128 << 20;
+/// Longest identity.
+const MAX_IDENTITY: u64 = 64 << 10;
 /// Files put aside that are left for somebody to look at.
 const ASIDE: usize = 8;
 const EXTENSION: &str = "prefix";
@@ -59,8 +62,8 @@ pub struct DiskCounts {
 
 #[derive(Debug, Default)]
 struct Counters {
-    /// States that wait to be written.
-    waiting: AtomicUsize,
+    /// Bytes of states that wait to be written.
+    waiting: AtomicU64,
     written: AtomicU64,
     errors: AtomicU64,
 }
@@ -117,26 +120,34 @@ impl DiskStore {
             let path = path.to_owned();
             move |source| DiskError::Io { action, path, source }
         };
-        fs::create_dir_all(dir).map_err(fail("cannot make", dir))?;
+        // Prefixes are what somebody asked.
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(fail("cannot make", dir))?;
         let path = dir.join("lock");
-        let lock = File::create(&path).map_err(fail("cannot make", &path))?;
+        let lock = Self::create(&path).map_err(fail("cannot make", &path))?;
         lock.try_lock().map_err(|e| match e {
             TryLockError::WouldBlock => DiskError::Used(dir.to_owned()),
             TryLockError::Error(source) => fail("cannot lock", &path)(source),
         })?;
         let path = dir.join("identity");
-        let same = fs::read_to_string(&path).is_ok_and(|text| text == identity);
+        let short = fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_IDENTITY);
+        let same = short && fs::read_to_string(&path).is_ok_and(|text| text == identity);
         let mut found = Vec::new();
         let mut aside = Vec::new();
+        let mut errors = 0;
         for entry in fs::read_dir(dir).map_err(fail("cannot list", dir))? {
             let file = entry.map_err(fail("cannot list", dir))?.path();
             match file.extension().and_then(|e| e.to_str()) {
                 Some(EXTENSION) if same => match head(&file) {
-                    Some(head) if file == self::file(dir, head.page) => found.push(head),
-                    _ => aside.push(file),
+                    Ok(Some(head)) if file == self::file(dir, head.page) => found.push(head),
+                    Ok(_) => aside.push(file),
+                    Err(error) => {
+                        tracing::warn!(path = %file.display(), %error, "a kept prefix cannot be read");
+                        errors += 1;
+                    }
                 },
+                Some("bad") if same => {}
                 // Of another identity, or half written.
-                Some(EXTENSION | "part") => fs::remove_file(&file).map_err(fail("cannot remove", &file))?,
+                Some(EXTENSION | "part" | "bad") => fs::remove_file(&file).map_err(fail("cannot remove", &file))?,
                 _ => {}
             }
         }
@@ -148,7 +159,8 @@ impl DiskStore {
                 }
                 _ => {}
             }
-            fs::write(&path, identity).map_err(fail("cannot write", &path))?;
+            let written = Self::create(&path).and_then(|mut file| file.write_all(identity.as_bytes()));
+            written.map_err(fail("cannot write", &path))?;
         }
         let counters = Arc::<Counters>::default();
         let (jobs, queue) = channel();
@@ -163,7 +175,7 @@ impl DiskStore {
             pages: HashMap::new(),
             bytes: 0,
             clock: 0,
-            counts: DiskCounts::default(),
+            counts: DiskCounts { errors, ..DiskCounts::default() },
             counters,
             jobs: Some(jobs),
             writer: Some(writer),
@@ -177,6 +189,14 @@ impl DiskStore {
         }
         store.shrink(0);
         Ok(store)
+    }
+
+    /// An empty file that only this user can read.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn create(path: &Path) -> io::Result<File> {
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
     }
 
     /// Where stage 0 leaves its [directory](crate::Directory::snapshot) beside the states in `dir`.
@@ -220,12 +240,13 @@ impl DiskStore {
     pub fn insert(&mut self, (slot, page, length): (u16, u64, u32), state: &[u8]) {
         self.remove(page);
         let bytes = state.len() as u64;
-        if bytes > self.max_bytes || self.counters.waiting.load(Ordering::Relaxed) >= WAITING {
+        let waiting = self.counters.waiting.load(Ordering::Relaxed);
+        if bytes > self.max_bytes || (waiting > 0 && waiting + bytes > WAITING) {
             self.counts.dropped += 1;
             return;
         }
         self.shrink(bytes);
-        self.counters.waiting.fetch_add(1, Ordering::Relaxed);
+        self.counters.waiting.fetch_add(bytes, Ordering::Relaxed);
         self.tell(Job::Write(file(&self.dir, page), (slot, page, length), state.into()));
         self.note(page, Kept { slot, length, bytes, used: 0 });
     }
@@ -329,13 +350,13 @@ fn write(jobs: &Receiver<Job>, counters: &Counters) {
                 let part = path.with_extension("part");
                 let write = || {
                     let head = Head { slot, page, length, bytes: state.len() as u64, digest: digest(&state) };
-                    let mut file = File::create(&part)?;
+                    let mut file = DiskStore::create(&part)?;
                     file.write_all(&encode(&head))?;
                     file.write_all(&state)?;
                     fs::rename(&part, &path)
                 };
                 let done = write();
-                counters.waiting.fetch_sub(1, Ordering::Relaxed);
+                counters.waiting.fetch_sub(state.len() as u64, Ordering::Relaxed);
                 match done {
                     Ok(()) => counters.written.fetch_add(1, Ordering::Relaxed),
                     // What a full disk left.
@@ -382,27 +403,27 @@ fn decode(raw: &[u8; HEAD]) -> Option<Head> {
     (encode(&head) == *raw).then_some(head)
 }
 
-/// The head of a file that is as long as it says.
-fn head(path: &Path) -> Option<Head> {
-    let mut file = File::open(path).ok()?;
+/// The head of a file that is as long as it says; `None` when it is not what was written.
+fn head(path: &Path) -> io::Result<Option<Head>> {
+    Ok(opened(path)?.map(|(head, _)| head))
+}
+
+/// A file behind its head.
+fn opened(path: &Path) -> io::Result<Option<(Head, File)>> {
+    let about = fs::symlink_metadata(path)?;
+    if !about.is_file() || about.len() < HEAD as u64 {
+        return Ok(None);
+    }
+    let mut file = File::open(path)?;
     let mut raw = [0; HEAD];
-    file.read_exact(&mut raw).ok()?;
-    let head = decode(&raw)?;
-    let all = head.bytes.checked_add(HEAD as u64)?;
-    (file.metadata().ok()?.len() == all).then_some(head)
+    file.read_exact(&mut raw)?;
+    Ok(decode(&raw).filter(|h| about.len() - HEAD as u64 == h.bytes).map(|head| (head, file)))
 }
 
 /// Reads a state; `false` when it is not what was written.
 fn read(path: &Path, out: &mut Vec<u8>) -> io::Result<bool> {
-    let mut file = File::open(path)?;
-    let mut raw = [0; HEAD];
-    let length = file.metadata()?.len();
-    if length < HEAD as u64 {
-        return Ok(false);
-    }
-    file.read_exact(&mut raw)?;
-    let Some(head) = decode(&raw).filter(|h| length - HEAD as u64 == h.bytes) else { return Ok(false) };
-    file.read_to_end(out)?;
+    let Some((head, file)) = opened(path)? else { return Ok(false) };
+    file.take(head.bytes).read_to_end(out)?;
     Ok(digest(out) == head.digest)
 }
 

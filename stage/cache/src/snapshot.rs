@@ -7,6 +7,8 @@ use crate::{Namespace, Token};
 const MAGIC: [u8; 4] = *b"SMDX";
 const VERSION: u32 = 1;
 const CHECK: usize = 8;
+/// More pages than can have been made after the snapshot was: where a clock went back, `first_page` does not stand behind them.
+const UNSEEN: u64 = 1 << 20;
 
 /// Why bytes are no directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,13 +68,20 @@ impl Directory {
         let mut directory = Self::new(settings);
         for _ in 0..u64::from_le_bytes(rest.take()?) {
             let page = u64::from_le_bytes(rest.take()?);
+            if page > u64::MAX / 2 {
+                return Err(SnapshotError::Damaged);
+            }
             let slot = u16::from_le_bytes(rest.take()?);
             let namespace = Namespace::of(rest.take()?);
             let length = u32::from_le_bytes(rest.take()?);
             let tokens = (0..length).map(|_| Ok(Token::from_le_bytes(rest.take()?))).collect::<Result<Vec<_>, _>>()?;
             directory.put(Place { page, length, slot }, namespace, &tokens);
         }
-        if rest.0.is_empty() { Ok(directory) } else { Err(SnapshotError::Damaged) }
+        if !rest.0.is_empty() {
+            return Err(SnapshotError::Damaged);
+        }
+        directory.skip(UNSEEN);
+        Ok(directory)
     }
 }
 

@@ -168,6 +168,12 @@ impl Scheduler {
         Ok(id)
     }
 
+    /// A queued request waits no more for a prompt that begins alike; says whether it did.
+    pub fn hurry(&mut self, id: SessionId) -> bool {
+        let queued = self.queue.iter_mut().find(|(i, _)| *i == id);
+        queued.is_some_and(|(_, request)| !std::mem::replace(&mut request.alone, true))
+    }
+
     /// Ends a session, wherever it is. Its lane is free for the next one at once: the stop goes ahead of it.
     pub fn cancel(&mut self, id: SessionId) {
         self.queue.retain(|(i, _)| *i != id);

@@ -281,6 +281,21 @@ fn branches_of_a_new_prefix_compute_it_once() {
 }
 
 #[test]
+fn a_branch_whose_time_runs_out_waits_no_more() {
+    let mut chain = Chain::with(3, limits(4, 3, 8), Memory::Copied);
+    chain.settle();
+    let [first, branch] = [41, 42].map(|tail| request((0..40).chain([tail, 45, 46]).collect(), 6, &sampled(1)));
+    chain.submit(first);
+    let id = chain.submit(branch.clone());
+    while chain.advance(0) {}
+    let counts = chain.scheduler.counts();
+    assert_eq!((counts.running, counts.queued), (1, 1), "it waits");
+    assert!(chain.scheduler.hurry(id) && !chain.scheduler.hurry(id));
+    chain.settle();
+    assert_eq!((chain.restored[&id], &chain.texts[&id]), (0, &alone(3, &branch)));
+}
+
+#[test]
 fn a_repeated_greedy_request_begins_with_its_first_tokens() {
     for memory in [Memory::Dense, Memory::Copied] {
         let mut chain = Chain::with(3, limits(2, 3, 8), memory);

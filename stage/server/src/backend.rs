@@ -145,6 +145,7 @@ impl Backend for ChainBackend {
             logprobs: request.logprobs,
             trace: None,
             namespace: self.identity.namespace(request.cache_key.as_deref(), request.tenant.as_deref()),
+            alone: false,
             fingerprint: replayable.map(|bytes| Fingerprint::of(&bytes)),
         };
         match self.coordinator.submit(request, client) {

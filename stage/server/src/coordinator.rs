@@ -382,6 +382,12 @@ impl Coordinator {
             let message = "no lane became free in time; try again later";
             events.push(inner.scheduler.fail(id, ErrorClass::Timeout, message));
         }
+        // What waits for a prompt that begins alike is not to miss its own lane for that.
+        let late = inner.waiting.keys().take_while(|(due, _)| *due - now < self.deadlines.admission / 2);
+        let late: Vec<_> = late.map(|(_, id)| *id).collect();
+        if late.into_iter().filter(|id| inner.scheduler.hurry(*id)).count() > 0 {
+            self.pump(&mut inner);
+        }
         if inner.broken_since.is_some_and(|s| now - s > self.deadlines.recovery) {
             let message = "the chain is broken and did not come back in time; try again later";
             events.extend(inner.scheduler.fail_all(ErrorClass::Timeout, message));

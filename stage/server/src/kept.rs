@@ -1,6 +1,6 @@
 //! Prefixes that outlive the process of a stage: their files, and stage 0's directory of them.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,8 @@ use crate::load::Packages;
 
 /// The directory is written this long after it changed, at most.
 const DELAY: Duration = Duration::from_secs(1);
+/// Bytes of a directory: 127 prefixes of half a million tokens.
+const MAX_DIRECTORY: u64 = 256 << 20;
 
 fn folder(config: &StageConfig) -> PathBuf {
     config.cache.dir.join("prefixes").join(format!("{}-{}", config.chain, config.stage))
@@ -54,15 +56,17 @@ pub fn open(config: &StageConfig, packages: &Packages, engine: &EngineConfig, ke
 /// Begins with the directory that an earlier stage 0 left, and writes it from now on until `stop`.
 pub async fn follow(coordinator: Arc<Coordinator>, config: StageConfig, stop: CancellationToken) {
     let path = DiskStore::directory(&folder(&config));
-    let mut written = 0;
+    let (mut written, mut told) = (0, false);
     loop {
         let ends = stop.run_until_cancelled(tokio::time::sleep(DELAY)).await.is_none();
         if let Some((changes, snapshot)) = coordinator.directory(written) {
-            written = changes;
             let file = path.clone();
-            let saved = tokio::task::spawn_blocking(move || save(&file, &snapshot)).await;
-            if let Ok(Err(error)) = saved {
-                tracing::warn!(path = %path.display(), %error, "the directory of prefixes is not kept");
+            match tokio::task::spawn_blocking(move || save(&file, &snapshot)).await {
+                Ok(Err(error)) if !std::mem::replace(&mut told, true) => {
+                    tracing::warn!(path = %path.display(), %error, "the directory of prefixes is not kept");
+                }
+                Ok(Ok(())) => (written, told) = (changes, false),
+                _ => {} // it is tried again
             }
         }
         if ends {
@@ -74,7 +78,7 @@ pub async fn follow(coordinator: Arc<Coordinator>, config: StageConfig, stop: Ca
 /// What an earlier stage 0 left.
 pub fn remember(coordinator: &Coordinator, config: &StageConfig) {
     let path = DiskStore::directory(&folder(config));
-    let remembered = match std::fs::read(&path) {
+    let remembered = match read(&path) {
         Ok(snapshot) => coordinator.remember(&snapshot).map_err(|e| e.to_string()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error.to_string()),
@@ -84,8 +88,16 @@ pub fn remember(coordinator: &Coordinator, config: &StageConfig) {
     }
 }
 
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let about = std::fs::metadata(path)?;
+    if !about.is_file() || about.len() > MAX_DIRECTORY {
+        return Err(io::Error::other(format!("no file, or longer than {MAX_DIRECTORY} bytes")));
+    }
+    std::fs::read(path)
+}
+
 fn save(path: &Path, snapshot: &[u8]) -> io::Result<()> {
     let part = path.with_extension("part");
-    std::fs::write(&part, snapshot)?;
+    DiskStore::create(&part)?.write_all(snapshot)?;
     std::fs::rename(part, path)
 }

@@ -146,7 +146,10 @@ impl Chain<'_> {
     fn claim(&self, stage: usize, plan: &PlannedStage) -> Child {
         let owner = self.recipe.owner;
         let volume = &self.recipe.wanted.spec.cache_volume;
-        let size = volume.size.as_ref().map_or_else(|| mib(disk(plan) + disk(plan) / 4), |q| q.0.clone());
+        let size = volume
+            .size
+            .as_ref()
+            .map_or_else(|| mib(disk(plan) + disk(plan) / 4 + self.prefix_files()), |q| q.0.clone());
         let mut spec = json!({
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": size}},
@@ -257,6 +260,12 @@ impl Chain<'_> {
         session.saturating_mul(cache.max_entries.into()).min(i64::try_from(cache.max_bytes).unwrap_or(i64::MAX))
     }
 
+    /// Bytes of the cache volume for kept prefixes, with some that are put aside.
+    fn prefix_files(&self) -> i64 {
+        let bytes = self.recipe.wanted.kv_cache().disk_bytes;
+        i64::try_from(bytes.saturating_add(bytes / 4)).unwrap_or(i64::MAX)
+    }
+
     fn resources(&self, plan: &PlannedStage, spec: &StageSpec) -> Value {
         let on_host = plan.embedding_bytes + PROCESS_BYTES + self.prefix_bytes(plan);
         let slice = plan.weight_bytes + plan.kv_bytes + plan.compute_bytes;
@@ -274,7 +283,7 @@ impl Chain<'_> {
             }
         }
         if !self.recipe.wanted.spec.cache_volume.persistent {
-            requests.insert("ephemeral-storage".into(), mib(disk(plan)).into());
+            requests.insert("ephemeral-storage".into(), mib(disk(plan) + self.prefix_files()).into());
         }
         if let Some(gpu) = &spec.gpu {
             limits.insert(gpu.resource.clone(), gpu.count.to_string().into());

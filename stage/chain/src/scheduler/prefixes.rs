@@ -10,7 +10,7 @@ impl Scheduler {
     /// Whether a session is computing a long part of this prompt just now: once it has, the cells need not be computed again.
     pub(super) fn waits(&self, request: &Request) -> bool {
         let cache = self.limits.cache;
-        if cache.max_entries == 0 || !cache.payload.can_be_cut() {
+        if request.alone || cache.max_entries == 0 || !cache.payload.can_be_cut() {
             return false;
         }
         let new = |s: &&Session| s.tokens.len() == s.prompt && s.request.namespace == request.namespace;

@@ -49,6 +49,8 @@ pub struct Request {
     pub trace: Option<TraceContext>,
     /// Prefixes are shared only within a namespace.
     pub namespace: Namespace,
+    /// It does not wait for a prompt that begins alike.
+    pub alone: bool,
     /// What decides its tokens, where no random number does and nothing but the tokens is asked for: its first tokens are kept,
     /// and taken from what is kept.
     pub fingerprint: Option<Fingerprint>,

@@ -98,11 +98,13 @@ impl Case {
         assert_eq!(self.difference(got), None, "{what}");
     }
 
-    /// Checks that `got`, of which no single tokens are known, has the undisturbed text, or that a tie was met.
-    pub fn check_text(&self, got: &Answer, what: &str) {
+    /// Checks that `got`, of which no single tokens are known, has the undisturbed text, or that a tie was met; says whether there
+    /// was none.
+    pub fn check_text(&self, got: &Answer, what: &str) -> bool {
         let tie = self.answer.pieces.iter().any(|p| p.gap.is_none_or(|gap| gap < TIE));
         assert!(tie || got.text == self.answer.text, "{what}: {:?} instead of {:?}", got.text, self.answer.text);
         assert_eq!(got.finish, self.answer.finish, "{what}");
+        !tie
     }
 
     /// Asks a chain for it and checks the text.
