@@ -1,7 +1,7 @@
 """The operator itself: its lease, its end, its absence, its upgrade."""
 import time
 
-from conftest import SYSTEM, install
+from conftest import SYSTEM, drop_namespace, install, new_namespace
 from kube import always, eventually
 from model import Model, ask, manifest
 
@@ -104,3 +104,22 @@ def test_the_operator_waits_for_its_resource(kube, operator):
         raw = f"/api/v1/namespaces/{SYSTEM}/pods/{name}:8080/proxy"
         assert kube.kubectl("get", "--raw", f"{raw}/healthz") is not None
         assert "splitmodel_operator" in kube.kubectl("get", "--raw", f"{raw}/metrics")
+
+
+def test_an_operator_of_chosen_namespaces_has_rights_there_only(create, kube, namespace):
+    other = new_namespace(kube, "not-watched")
+    try:
+        install(kube, f"watchNamespaces[0]={namespace}")
+        assert kube.get("clusterrole", "splitmodel-operator") is None and kube.get("clusterrolebinding", "splitmodel-operator") is None
+        assert kube.get("role", "splitmodel-operator", namespace) is not None
+        model = create("chosen", stages=2)
+        model.wait()
+        with model.client() as client:
+            assert ask(client, max_tokens=4)
+        kube.apply(manifest("other", other, stages=1))
+        outside = Model(kube, "other", other)
+        always("nobody looks at what is elsewhere", lambda: not outside.status() and not outside.children("statefulsets"), 8)
+    finally:
+        install(kube)
+        drop_namespace(kube, other)
+    assert model.starts() and model.condition("Ready").get("status") == "True"
