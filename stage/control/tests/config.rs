@@ -36,7 +36,7 @@ fn the_smallest_file_gets_the_documented_defaults() {
     assert_eq!(c.health.bind.to_string(), "127.0.0.1:7103");
     assert_eq!(c.link.activations, Activations::F32);
     assert_eq!(c.engine.cells(), 4096 * 4);
-    assert!(c.engine.kv_unified && c.engine.mmap && !c.engine.mlock && !c.engine.swa_full);
+    assert!(!c.engine.kv_unified && c.engine.mmap && !c.engine.mlock && !c.engine.swa_full);
     assert_eq!(c.max_in_flight(), 3);
     assert_eq!((c.residents(), c.kv_cache.min_tokens), (8, 64));
     assert_eq!(c.scheduling.recovery_deadline_s, 60);

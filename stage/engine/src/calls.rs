@@ -14,6 +14,8 @@ pub(crate) enum RowOrder {
     Grouped,
     /// Recurrent layers only: rows are grouped, and one computation takes sequences of consecutive numbers.
     Consecutive,
+    /// Attention only, each lane with a cache of its own: rows are planned by [`crate::streams`].
+    Streams,
 }
 
 /// The next call from `start`: the longest run of rows whose order llama.cpp keeps. `start < lanes.len()`.

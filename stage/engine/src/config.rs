@@ -40,7 +40,8 @@ pub struct EngineConfig {
     pub repack: bool,
     /// Keep every cell of sliding-window layers instead of the window only.
     pub swa_full: bool,
-    /// One KV buffer for all lanes. Only `true` is accepted: with `false` llama.cpp reorders rows.
+    /// One KV buffer for all lanes, which may share cells; each row then passes over the cells of all lanes. `false`: each lane has
+    /// `n_ctx` ÷ `lanes` cells of its own. Models with recurrent layers always have one.
     pub kv_unified: bool,
     /// Threads of a computation of one row; 0: the cores of this machine.
     pub threads: u32,
@@ -105,12 +106,6 @@ impl EngineConfig {
                 format!("is {}; it must be between 1 and {MAX_LANES}", self.lanes),
             ));
         }
-        if !self.kv_unified {
-            return Err(EngineError::config(
-                "kv_unified",
-                "is false: llama.cpp then reorders rows of unlike sequences, and stages would disagree; set it to true",
-            ));
-        }
         if self.cache_type_v.is_quantized() && self.flash_attn == FlashAttention::Off {
             return Err(EngineError::config(
                 "cache_type_v",
@@ -166,7 +161,6 @@ mod tests {
         assert!(refused(|c| c.n_ubatch = u32::MAX).contains("`n_ubatch`"));
         assert!(refused(|c| c.n_batch = 10).contains("`n_batch`"));
         assert!(refused(|c| c.lanes = 257).contains("`lanes`"));
-        assert!(refused(|c| c.kv_unified = false).contains("`kv_unified`"));
         assert!(refused(|c| c.threads = 513).contains("`threads`"));
         assert!(
             refused(|c| {

@@ -11,6 +11,7 @@ mod error;
 mod llama;
 mod memory;
 mod slice;
+mod streams;
 mod tokenizer;
 
 pub use config::EngineConfig;

@@ -9,6 +9,7 @@ use splitmodel_link::frame::{Lane, Position, Token};
 use crate::calls::{RowOrder, next_call};
 use crate::llama::context::{Context, Input, Rows};
 use crate::llama::model::{Model, Progress};
+use crate::streams::{Plan, Row};
 use crate::{EmbeddingTable, EngineConfig, EngineError, MemoryUse};
 
 /// Files of a stage.
@@ -42,6 +43,7 @@ pub struct Slice {
     context: Context,
     source: Source,
     order: RowOrder,
+    plan: Plan,
     last: bool,
     width: usize,
     n_embd: usize,
@@ -55,7 +57,7 @@ pub struct Slice {
     scaled: Vec<f32>,
     tokens: Vec<Token>,
     logits: Logits,
-    /// Of each row of the last computation: the index among those with logits.
+    /// Of each row of the last computation: where its logits are, by row of the call or in the copy.
     wanted: Vec<Option<u32>>,
 }
 
@@ -141,7 +143,11 @@ impl Slice {
                 format!("rows going in have {n_embd_inp} floats, rows coming out {n_embd}: it cannot be chained");
             return Err(EngineError::file(path, reason));
         }
-        let order = model.row_order();
+        let (order, unified) = match model.row_order() {
+            RowOrder::Kept if !config.kv_unified => (RowOrder::Streams, false),
+            order => (order, true),
+        };
+        let config = &EngineConfig { kv_unified: unified, ..config.clone() };
         let (context, context_log) = Context::new(Arc::new(model), path, config, capture)?;
         let memory = MemoryUse::from_log(model_log.lines().chain(context_log.lines()));
         let rows = context.max_rows();
@@ -149,6 +155,7 @@ impl Slice {
         Ok(Self {
             source,
             order,
+            plan: Plan::default(),
             last,
             width,
             n_embd,
@@ -252,6 +259,12 @@ impl Slice {
     }
 
     fn compute(&mut self, batch: &Batch<'_>) -> Result<(), RuntimeError> {
+        if self.order == RowOrder::Streams {
+            let mut plan = std::mem::take(&mut self.plan);
+            let result = self.compute_streams(batch, &mut plan);
+            self.plan = plan;
+            return result;
+        }
         let rows = batch.lanes.len();
         let mut start = 0;
         while start < rows {
@@ -279,6 +292,100 @@ impl Slice {
         Ok(())
     }
 
+    /// As [`Slice::compute`], each lane with a cache of its own.
+    fn compute_streams(&mut self, batch: &Batch<'_>, plan: &mut Plan) -> Result<(), RuntimeError> {
+        let rows = batch.lanes.len();
+        let cells = i64::from(self.context.cells() / self.lanes.max(1));
+        plan.make(batch.lanes, |lane| i64::from(self.context.pos_max(lane)) + 1 < cells);
+        if !self.last {
+            self.rows.resize(rows * self.n_embd, 0.0);
+        }
+        self.wanted.resize(rows, None);
+        let mut start = 0;
+        for at in 0..plan.ends.len() {
+            let call = start..plan.ends[at];
+            start = call.end;
+            self.gather(batch, plan, call.clone());
+            let input = match self.source {
+                Source::Tokens => Input::Tokens(&plan.tokens),
+                Source::Rows { .. } => Input::Embeddings(&plan.input),
+            };
+            let (lanes, positions, want) = (&plan.lanes[..], &plan.positions[..], &plan.want[..]);
+            let code = self.context.decode(&Rows { input, lanes, positions, want });
+            for (row, position) in plan.rows[call.clone()].iter().zip(positions).filter(|(row, _)| row.of.is_none()) {
+                self.context.seq_rm(row.lane, *position, -1);
+            }
+            match code {
+                0 => {}
+                1 => return Err(RuntimeError::CacheFull { rows }),
+                code => return Err(RuntimeError::Decode { code, rows }),
+            }
+            let only = plan.ends.len() == 1;
+            if self.last {
+                self.scatter_logits(&plan.rows[call], want, only)?
+            } else {
+                self.scatter_rows(&plan.rows[call])?
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the rows of a call into the plan's buffers.
+    fn gather(&self, batch: &Batch<'_>, plan: &mut Plan, call: std::ops::Range<usize>) {
+        plan.begin();
+        for at in call {
+            let Row { lane, of } = plan.rows[at];
+            plan.lanes.push(lane);
+            plan.positions.push(of.map_or_else(|| self.context.pos_max(lane) + 1, |i| batch.positions[i]));
+            plan.want.push(of.is_some_and(|i| batch.want[i]));
+            let values = |i: usize| i * self.n_embd..(i + 1) * self.n_embd;
+            match (&self.source, of) {
+                (Source::Tokens, of) => plan.tokens.push(of.map_or(0, |i| self.tokens[i])),
+                (Source::Rows { .. }, None) => plan.input.resize(plan.input.len() + self.n_embd, 0.0),
+                (Source::Rows { scale: 1.0, .. }, Some(i)) => plan.input.extend_from_slice(&batch.input[values(i)]),
+                (Source::Rows { .. }, Some(i)) => plan.input.extend_from_slice(&self.scaled[values(i)]),
+            }
+        }
+    }
+
+    /// Puts the output of a call where its rows stand in the frame.
+    fn scatter_rows(&mut self, call: &[Row]) -> Result<(), RuntimeError> {
+        let want = call.len() * self.n_embd;
+        let mixed = call.iter().any(|row| row.lane != call[0].lane);
+        let shape = |what, got| RuntimeError::Shape { what, want, got };
+        let values = self.context.captured(mixed).map_err(|what| shape(what, 0))?;
+        if values.len() != want {
+            return Err(shape("output of the last layer", values.len()));
+        }
+        for (row, values) in call.iter().zip(values.chunks_exact(self.n_embd)) {
+            if let Some(i) = row.of {
+                self.rows[i * self.n_embd..(i + 1) * self.n_embd].copy_from_slice(values);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes where the logits of a call's rows are: in llama.cpp's buffer where it is the frame's only one, else copied.
+    fn scatter_logits(&mut self, call: &[Row], want: &[bool], only: bool) -> Result<(), RuntimeError> {
+        for (at, row) in call.iter().enumerate().filter(|(at, _)| want[*at]) {
+            let Some(i) = row.of else { continue };
+            if only {
+                (self.logits, self.wanted[i]) = (Logits::Context, Some(at as u32));
+                continue;
+            }
+            let logits = self.context.logits(at).ok_or(missing(self.n_vocab))?;
+            let count = if let Logits::Copied(all) = &mut self.logits {
+                all.extend_from_slice(logits);
+                all.len() / self.n_vocab.max(1)
+            } else {
+                self.logits = Logits::Copied(logits.to_vec());
+                1
+            };
+            self.wanted[i] = Some(count as u32 - 1);
+        }
+        Ok(())
+    }
+
     fn keep_rows(&mut self, lanes: &[Lane]) -> Result<(), RuntimeError> {
         let want = lanes.len() * self.n_embd;
         let mixed = lanes.iter().any(|l| *l != lanes[0]);
@@ -295,7 +402,8 @@ impl Slice {
     fn keep_logits(&mut self, want: &[bool], only_call: bool) -> Result<(), RuntimeError> {
         let mut count = self.wanted.iter().flatten().count() as u32;
         for (row, &wanted) in want.iter().enumerate() {
-            self.wanted.push(wanted.then_some(count));
+            let index = if only_call { row as u32 } else { count };
+            self.wanted.push(wanted.then_some(index));
             if !wanted {
                 continue;
             }
@@ -403,7 +511,7 @@ impl Runtime for Slice {
         let index = self.wanted.get(row).copied().flatten().ok_or_else(error)? as usize;
         match &self.logits {
             Logits::None => None,
-            Logits::Context => self.context.logits(row),
+            Logits::Context => self.context.logits(index),
             Logits::Copied(all) => all.chunks_exact(self.n_vocab.max(1)).nth(index),
         }
         .ok_or_else(error)

@@ -59,8 +59,6 @@ fn unreachable_rpc_servers_are_errors() {
 
 #[test]
 fn impossible_configurations_are_errors() {
-    let error = refused(&EngineConfig { kv_unified: false, ..config() });
-    assert!(matches!(&error, EngineError::Config { field: "kv_unified", .. }), "{error}");
     let error = refused(&EngineConfig { cache_type_v: CacheType::Q4_0, flash_attn: FlashAttention::Off, ..config() });
     assert!(matches!(&error, EngineError::Config { field: "cache_type_v", .. }), "{error}");
 }

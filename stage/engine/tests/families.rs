@@ -51,6 +51,9 @@ fn schedule(chain: &mut Chain) -> Vec<Vec<f32>> {
     let mut rows = run(1, 20, &tokens[3..20]);
     rows[0].3 = true;
     out.extend(chain.decode(&rows).unwrap());
+    // A lane between two that compute is left as it was.
+    out.extend(chain.decode(&[(2, 21, token(1), true), (0, 95, token(2), true)]).unwrap());
+    out.extend(chain.decode(&[(1, 37, token(3), true), (3, 0, token(4), true)]).unwrap());
     out
 }
 
@@ -137,6 +140,14 @@ families! {
     falcon_h1: FalconH1;
     lfm2: Lfm2;
     granite_hybrid: GraniteHybrid;
+}
+
+#[test]
+fn every_family_with_a_cache_for_each_lane() {
+    for &arch in Arch::ALL {
+        let config = EngineConfig { n_ctx: 1024, n_ubatch: 64, n_batch: 64, kv_unified: false, ..config() };
+        proven_with(Tiny::new(arch), &config);
+    }
 }
 
 /// Untied heads where they are tied and the other way round, other weights, other kernels, whole windows.

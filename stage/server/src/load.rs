@@ -256,9 +256,16 @@ pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
 #[must_use]
 pub fn engine_config(config: &StageConfig, prefixes: &Settings) -> EngineConfig {
     let e = &config.engine;
+    // Residents share cells with lanes, and so do lanes that may not all have their whole context at once.
+    let unified = e.kv_unified || prefixes.payload == Payload::Resident || e.n_ctx.is_some();
+    let cells = if unified {
+        e.cells().saturating_add(PROBE_CELLS)
+    } else {
+        e.context_length.next_multiple_of(256).saturating_mul(e.lanes + 1)
+    };
     let residents = if prefixes.payload == Payload::Resident { prefixes.max_entries } else { 0 };
     EngineConfig {
-        n_ctx: e.cells().saturating_add(PROBE_CELLS),
+        n_ctx: cells,
         n_batch: e.n_batch.max(e.n_ubatch),
         n_ubatch: e.n_ubatch,
         n_gpu_layers: e.n_gpu_layers,
@@ -271,7 +278,7 @@ pub fn engine_config(config: &StageConfig, prefixes: &Settings) -> EngineConfig 
         mmap: e.mmap,
         mlock: e.mlock,
         swa_full: e.swa_full,
-        kv_unified: e.kv_unified,
+        kv_unified: unified,
         threads: e.threads.unwrap_or(0),
         threads_batch: 0,
         lanes: e.lanes.saturating_add(1).saturating_add(residents.into()),

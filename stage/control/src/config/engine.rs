@@ -34,7 +34,8 @@ pub struct EngineConfig {
     pub mmap: bool,
     /// Lock the slice in memory.
     pub mlock: bool,
-    /// One KV buffer for all lanes; `false` breaks parity with an unsplit run.
+    /// One KV buffer for all lanes: a row then passes over the cells of all of them. Models with recurrent layers, prefixes in the
+    /// cache (`kv_cache.max_bytes: 0`) and `n_ctx` have it always.
     pub kv_unified: bool,
     /// Keep whole caches of sliding-window layers instead of the window only.
     pub swa_full: bool,
@@ -62,7 +63,7 @@ impl Default for EngineConfig {
             flash_attn: FlashAttention::Auto,
             mmap: true,
             mlock: false,
-            kv_unified: true,
+            kv_unified: false,
             swa_full: false,
             threads: None,
             rpc: Vec::new(),
