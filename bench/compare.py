@@ -6,7 +6,8 @@
 The servers are measured in turn, run by run, first to last and back, so that whatever else the machine does meets all of
 them. Figures:
 
-    decode N    tokens per second, summed over N streams, from the first to the last token of all
+    decode N    tokens per second, summed over N streams, while all of them are answered
+    output N    tokens of these answers per second from the first request to the last token, prompts included
     cpu N       CPU milliseconds of the processes PID and of all below them, for each of these tokens
     ttft N      seconds to the first token of a prompt of about N tokens that nobody sent before
     prefill N   prompt tokens per second of that call
@@ -63,18 +64,22 @@ def mebibytes(roots):
 
 
 def ask(server, text, tokens, ban=()):
-    return client.stream(server.host, [{"role": "user", "content": text}], tokens, logit_bias={str(t): -100 for t in ban})
+    """A conversation that begins like no other, so that no server has a part of it in its cache."""
+    messages = [{"role": "system", "content": f"{uuid.uuid4().hex[:8]} tells stories."}, {"role": "user", "content": text}]
+    return client.stream(server.host, messages, tokens, logit_bias={str(t): -100 for t in ban})
 
 
 def decode(pool, server, streams, args):
-    """(tokens per second, CPU milliseconds per token)."""
+    """(tokens per second of decoding, and over all; CPU milliseconds per token). No part of a prompt was sent before."""
     before = cpu_ms(server.pids)
     jobs = [pool.submit(ask, server, f"Tell the long story number {i}.", args.tokens, args.ban) for i in range(streams)]
     done = [job.result() for job in jobs]
     used = cpu_ms(server.pids) - before
-    first, last = min(a.times[0] for a in done), max(a.times[-1] for a in done)
+    begin, end = max(a.times[0] for a in done), min(a.times[-1] for a in done)
+    between = sum(sum(begin < t <= end for t in a.times) for a in done)
     tokens = sum(a.usage["completion_tokens"] for a in done)
-    return (tokens - len(done)) / (last - first), used / tokens
+    whole = max(a.times[-1] for a in done) - min(a.began for a in done)
+    return between / (end - begin) if begin < end else float("nan"), tokens / whole, used / tokens
 
 
 def prefill(server, tokens):
@@ -102,8 +107,9 @@ def measure(args):
             for server in args.servers if run % 2 == 0 else args.servers[::-1]:
                 put = lambda key, value: figures[server.name].setdefault(key, []).append(value)  # noqa: B023
                 for streams in args.streams:
-                    speed, used = decode(pool, server, streams, args)
+                    speed, output, used = decode(pool, server, streams, args)
                     put(f"decode {streams}", speed)
+                    put(f"output {streams}", output)
                     put(f"cpu {streams}", used)
                 for tokens in args.prompts:
                     ttft, speed = prefill(server, tokens)
@@ -123,7 +129,7 @@ def table(figures, base):
     print("|---" * (len(names) + 1) + "|")
     for key in figures[names[0]]:
         medians = {n: statistics.median(figures[n][key]) for n in names}
-        best = max if key.startswith(("decode", "prefill")) else min
+        best = max if key.startswith(("decode", "output", "prefill")) else min
         of = best(medians[n] for n in base)
         cells = [f"{m:.3g}" + ("" if n in base or not of else f" (×{m / of:.2f})") for n, m in medians.items()]
         print(f"| {key} | " + " | ".join(cells) + " |")

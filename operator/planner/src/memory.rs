@@ -41,12 +41,13 @@ impl StageBytes {
 /// Estimates [`StageBytes`] of any layer range in constant time.
 ///
 /// - *Weights*: the layers' tensors, what every slice holds, and on the last stage the output head.
-/// - *KV*: one cache of `lanes × context_length + resident_tokens` cells, rounded up to 256. Layers with a sliding window
-///   hold `window × sequences + n_ubatch` cells, at most the former. Recurrent layers hold one state per sequence
-///   (lanes, residents, one for probes).
-/// - *Compute*, for `u = n_ubatch` rows of `f32`: mask `u × cells` (and its 16-bit copy with flash attention), plus
-///   `4 × n_embd × u` for the residual stream, plus the largest of: attention scores `n_head × u × cells` (without flash
-///   attention), feed-forward rows `8 × n_embd × u`, and on the last stage logits `n_vocab × u`.
+/// - *KV*: a cache of `context_length` cells for each lane. Layers with a sliding window hold `window + n_ubatch` cells, at most
+///   the former. With residents or recurrent layers it is one cache of all sequences (lanes, residents) instead:
+///   `lanes × context_length + resident_tokens` cells, in a window `window × sequences + n_ubatch`. Each is rounded up to 256.
+///   Recurrent layers hold one state per sequence.
+/// - *Compute*, for `u = n_ubatch` rows of `f32`: mask `u × cells of a cache` (and its 16-bit copy with flash attention), plus
+///   `4 × n_embd × u` for the residual stream, plus the largest of: attention scores `n_head × u × cells of a cache` (without
+///   flash attention), feed-forward rows `8 × n_embd × u`, and on the last stage logits `n_vocab × u`.
 #[derive(Debug, Clone)]
 pub struct MemoryModel {
     weights: Vec<u64>,
@@ -54,8 +55,11 @@ pub struct MemoryModel {
     /// Layers before each index that attend to everything, or to a window.
     full: Vec<u32>,
     windowed: Vec<u32>,
+    /// Of all caches.
     cells: u64,
-    window_cells: u64,
+    /// Of one cache: what a row attends to.
+    cache: u64,
+    window: u64,
     embedding: u64,
     head: u64,
     other: u64,
@@ -71,25 +75,26 @@ impl MemoryModel {
     #[must_use]
     pub fn new(facts: &ModelFacts, options: &PlanOptions) -> Self {
         let rows = u64::from(options.n_ubatch);
-        let cells = u64::from(options.lanes)
-            .saturating_mul(u64::from(options.context_length))
-            .saturating_add(options.resident_tokens)
-            .checked_next_multiple_of(CELL_PAD)
-            .unwrap_or(u64::MAX);
+        let padded = |cells: u64| cells.checked_next_multiple_of(CELL_PAD).unwrap_or(u64::MAX);
+        let one = options.residents > 0 || facts.layers.iter().any(|l| l.recurrent);
+        let (caches, sequences) = if one { (1, options.sequences()) } else { (u64::from(options.lanes), 1) };
+        let own = u64::from(options.context_length);
+        let all = own.saturating_mul(u64::from(options.lanes)).saturating_add(options.resident_tokens);
+        let cache = padded(if one { all } else { own });
         let in_window = |window: u32| {
             if options.swa_full {
-                return cells;
+                return cache;
             }
-            let kept = u64::from(window).saturating_mul(options.sequences()).saturating_add(rows);
-            kept.checked_next_multiple_of(CELL_PAD).unwrap_or(u64::MAX).min(cells)
+            padded(u64::from(window).saturating_mul(sequences).saturating_add(rows)).min(cache)
         };
         let mut model = Self {
             weights: vec![0],
             kv: vec![0],
             full: vec![0],
             windowed: vec![0],
-            cells,
-            window_cells: facts.layers.iter().filter_map(|l| l.window).map(in_window).max().unwrap_or(0),
+            cells: cache.saturating_mul(caches),
+            cache,
+            window: facts.layers.iter().filter_map(|l| l.window).map(in_window).max().unwrap_or(0),
             embedding: facts.embedding_bytes,
             head: facts.head_bytes,
             other: facts.other_bytes,
@@ -101,7 +106,7 @@ impl MemoryModel {
         };
         let (mut weights, mut kv, mut full, mut windowed) = (0u64, 0u64, 0, 0);
         for layer in &facts.layers {
-            let held = layer.window.map_or(cells, in_window);
+            let held = layer.window.map_or(cache, in_window).saturating_mul(caches);
             let cache = layer.kv_bytes_per_token(options.cache_type_k, options.cache_type_v).saturating_mul(held);
             let state = layer.recurrent_bytes.saturating_mul(options.sequences());
             weights = weights.saturating_add(layer.weight_bytes);
@@ -148,8 +153,8 @@ impl MemoryModel {
     }
 
     fn compute(&self, first: usize, end: usize, last: bool) -> u64 {
-        let full = if self.full[end] > self.full[first] { self.cells } else { 0 };
-        let windowed = if self.windowed[end] > self.windowed[first] { self.window_cells } else { 0 };
+        let full = if self.full[end] > self.full[first] { self.cache } else { 0 };
+        let windowed = if self.windowed[end] > self.windowed[first] { self.window } else { 0 };
         let mask = full.saturating_add(windowed).saturating_mul(self.mask_bytes);
         let stream = 4 * STREAM_ROWS * self.n_embd;
         let scores = (4 * self.score_heads).saturating_mul(full.max(windowed));

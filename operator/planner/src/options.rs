@@ -110,10 +110,10 @@ impl Default for PlanOptions {
 }
 
 impl PlanOptions {
-    /// Sequences of the context: lanes, residents and one for probes.
+    /// Sequences of the context: lanes and residents.
     #[must_use]
     pub fn sequences(&self) -> u64 {
-        u64::from(self.lanes) + u64::from(self.residents) + 1
+        u64::from(self.lanes) + u64::from(self.residents)
     }
 
     /// Refuses what has no meaning; `facts` may come from another process.
@@ -134,7 +134,7 @@ impl PlanOptions {
         }
         if self.sequences() > MAX_SEQUENCES {
             let reason = format!(
-                "and residents need {} sequences with the one for probes; llama.cpp holds {MAX_SEQUENCES}",
+                "and residents need {} sequences; llama.cpp holds {MAX_SEQUENCES}",
                 self.sequences()
             );
             return bad("lanes", reason);

@@ -150,14 +150,30 @@ fn windows_and_states_shrink_caches() {
     let q8 = PlanOptions { cache_type_k: TensorType::Q8_0, cache_type_v: TensorType::F32, ..options.clone() };
     assert_eq!(MemoryModel::new(&facts, &q8).stage(0..1).kv, cells * (192 / 32 * 34 + 192 * 4));
     facts.layers[0].window = Some(512);
-    // Three lanes, two residents, one for probes.
-    let window = (512u64 * 6 + 512).next_multiple_of(256);
+    // Three lanes and two residents.
+    let window = (512u64 * 5 + 512).next_multiple_of(256);
     assert_eq!(MemoryModel::new(&facts, &options).stage(0..1).kv, window * 2 * 384);
     let swa_full = PlanOptions { swa_full: true, ..options.clone() };
     assert_eq!(MemoryModel::new(&facts, &swa_full).stage(0..1).kv, cells * 2 * 384);
     facts.layers[0] =
         LayerFacts { kv_k_elements: 0, kv_v_elements: 0, recurrent: true, recurrent_bytes: 77, ..layer(5) };
-    assert_eq!(MemoryModel::new(&facts, &options).stage(0..1).kv, 6 * 77);
+    assert_eq!(MemoryModel::new(&facts, &options).stage(0..1).kv, 5 * 77);
+}
+
+#[test]
+fn lanes_have_caches_of_their_own() {
+    let mut facts = smollm2();
+    let options = PlanOptions { lanes: 3, context_length: 4000, ..PlanOptions::default() };
+    let model = MemoryModel::new(&facts, &options);
+    assert_eq!(model.cells(), 3 * 4096);
+    assert_eq!(model.stage(0..1).kv, 3 * 4096 * 2 * (192 + 192));
+    facts.layers[0].window = Some(500);
+    let model = MemoryModel::new(&facts, &options);
+    assert_eq!(model.stage(0..1).kv, 3 * 1024 * 2 * 384, "500 + 512, rounded up");
+    assert_eq!(model.stage(0..1).compute, 512 * (6 * 1024 + 4 * 4 * 576 + 4 * 8 * 576));
+    // A state for each lane needs one cache of all of them.
+    facts.layers[1].recurrent = true;
+    assert_eq!(MemoryModel::new(&facts, &options).cells(), (3u64 * 4000).next_multiple_of(256));
 }
 
 #[test]
@@ -165,7 +181,7 @@ fn compute_follows_the_formula() {
     let facts = smollm2();
     let options = PlanOptions::default();
     let middle = MemoryModel::new(&facts, &options).stage(3..5);
-    let cells = 4 * 4096u64;
+    let cells = 4096u64;
     assert_eq!(middle.compute, 512 * (6 * cells + 4 * 4 * 576 + 4 * 8 * 576));
     let last = MemoryModel::new(&facts, &options).stage(5..30);
     assert_eq!(last.compute, 512 * (6 * cells + 4 * 4 * 576 + 4 * 49_152));
@@ -268,7 +284,7 @@ fn nonsense_is_refused() {
     let one = devices(&[None]);
     let bad = [
         ("lanes", PlanOptions { lanes: 0, ..PlanOptions::default() }),
-        ("lanes", PlanOptions { lanes: 200, residents: 56, ..PlanOptions::default() }),
+        ("lanes", PlanOptions { lanes: 200, residents: 57, ..PlanOptions::default() }),
         ("context_length", PlanOptions { context_length: 0, ..PlanOptions::default() }),
         ("n_ubatch", PlanOptions { n_ubatch: 0, ..PlanOptions::default() }),
         ("headroom", PlanOptions { headroom: 1.0, ..PlanOptions::default() }),
@@ -350,7 +366,7 @@ fn the_table() {
     let text = plan(&facts, &list, &stages(2)).unwrap().to_string();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "STAGE  DEVICE    LAYERS   WEIGHTS         KV    COMPUTE      TOTAL   HEADROOM  COST");
-    assert_eq!(lines[1], "    0  node-a/0    0-21  46.2 MiB  264.0 MiB   61.5 MiB  371.7 MiB  652.3 MiB   50%");
+    assert_eq!(lines[1], "    0  node-a/0    0-21  46.2 MiB  264.0 MiB   25.5 MiB  335.7 MiB  688.3 MiB   50%");
     assert_eq!(lines[2], "    1  gpu-1      22-29  46.8 MiB   96.0 MiB  148.5 MiB  291.3 MiB    3.7 GiB   50%");
     assert_eq!(lines[3], "Stage 0 also holds the embedding table in host memory: 30.0 MiB.");
     assert!(lines[4].starts_with("gpu-2 is not used: "), "{text}");

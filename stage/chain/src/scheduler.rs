@@ -207,9 +207,9 @@ impl Scheduler {
         self.pending = vec![Section::Reset];
         let id = self.next_session;
         self.next_session += 1;
-        let lane = self.limits.lanes;
-        self.start(id, lane, probe);
         self.probe = Some(id);
+        // Lane 0 is empty on all stages until its own session is computed again, after the probe.
+        self.start(id, 0, probe);
     }
 
     /// The chain is broken: what is in flight is lost, the sessions wait.

@@ -17,9 +17,6 @@ use crate::heartbeat::Heartbeat;
 use crate::kept;
 use crate::telemetry::Telemetry;
 
-/// Cells beyond the lanes' own: the probe's, rounded up as llama.cpp does.
-const PROBE_CELLS: u32 = 256;
-
 /// Why a stage cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -251,21 +248,15 @@ pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
     }
 }
 
-/// llama.cpp's options as the stage's configuration says them, with the probe's lane and cells and the sequences of `prefixes`
-/// added.
+/// llama.cpp's options as the stage's configuration says them, with the sequences of `prefixes` added.
 #[must_use]
 pub fn engine_config(config: &StageConfig, prefixes: &Settings) -> EngineConfig {
     let e = &config.engine;
     // Residents share cells with lanes, and so do lanes that may not all have their whole context at once.
     let unified = e.kv_unified || prefixes.payload == Payload::Resident || e.n_ctx.is_some();
-    let cells = if unified {
-        e.cells().saturating_add(PROBE_CELLS)
-    } else {
-        e.context_length.next_multiple_of(256).saturating_mul(e.lanes + 1)
-    };
     let residents = if prefixes.payload == Payload::Resident { prefixes.max_entries } else { 0 };
     EngineConfig {
-        n_ctx: cells,
+        n_ctx: e.cells(),
         n_batch: e.n_batch.max(e.n_ubatch),
         n_ubatch: e.n_ubatch,
         n_gpu_layers: e.n_gpu_layers,
@@ -281,7 +272,7 @@ pub fn engine_config(config: &StageConfig, prefixes: &Settings) -> EngineConfig 
         kv_unified: unified,
         threads: e.threads.unwrap_or(0),
         threads_batch: 0,
-        lanes: e.lanes.saturating_add(1).saturating_add(residents.into()),
+        lanes: e.lanes.saturating_add(residents.into()),
         rpc: e.rpc.clone(),
         ..EngineConfig::default()
     }
@@ -318,7 +309,7 @@ pub fn worker(
     });
     let small = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
     let place = Place { stage: small(config.stage), stages: small(config.stages) };
-    let lanes = (config.engine.lanes + 1) as usize;
+    let lanes = config.engine.lanes as usize;
     let mut worker = Worker::new(slice, place, lanes, grammars).with_cache(&prefixes, config.kv_cache.max_bytes);
     if let Some(disk) = kept::open(config, packages, &engine, &prefixes) {
         worker = worker.with_disk(disk);

@@ -68,7 +68,7 @@ impl Scheduler {
         let session = Session::new(lane, request);
         let namespace = session.request.namespace;
         // The probe shows that tokens are computed.
-        let is_probe = lane >= self.limits.lanes;
+        let is_probe = self.probe == Some(id);
         // Ids are never used twice.
         self.sessions.insert(id, session);
         self.prefills.push_back(id);

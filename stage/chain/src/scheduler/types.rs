@@ -9,7 +9,7 @@ use crate::observe::TraceContext;
 /// Limits of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sessions decoded at once. One more lane, the last, belongs to the probe.
+    /// Sessions decoded at once.
     pub lanes: u16,
     /// Tokens of one session, prompt and answer.
     pub context: usize,
@@ -26,7 +26,7 @@ pub struct Limits {
     pub max_queue: usize,
     /// Attempts of a session whose rows were dropped before it fails.
     pub max_attempts: u32,
-    /// KV cells of each stage, without the probe's.
+    /// KV cells of each stage.
     pub cells: usize,
     /// What is kept of computed prefixes.
     pub cache: Settings,

@@ -263,7 +263,7 @@ impl Chain {
     /// A chain whose stages keep prefixes as files in folders of `disk`, too.
     pub fn on_disk(stages: u16, limits: Limits, memory: Memory, disk: Option<PathBuf>) -> Self {
         let limits = Limits { cache: memory.settings(limits.cache), ..limits };
-        let lanes = usize::from(limits.lanes) + 1;
+        let lanes = usize::from(limits.lanes);
         let each = usize::from(stages);
         let ops: Vec<Arc<Mutex<Vec<Op>>>> = std::iter::repeat_with(Arc::default).take(each).collect();
         let fail_next: Vec<Arc<AtomicU32>> = std::iter::repeat_with(Arc::default).take(each).collect();

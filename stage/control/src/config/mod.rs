@@ -274,10 +274,10 @@ impl StageConfig {
         self.scheduling.prefill_chunk_shared.unwrap_or(self.engine.n_ubatch)
     }
 
-    /// Resident prefixes that there is room for: sequences left beside the lanes and the probe's.
+    /// Resident prefixes that there is room for: sequences left beside the lanes.
     #[must_use]
     pub fn residents(&self) -> u32 {
-        let left = MAX_SEQUENCES.saturating_sub(self.engine.lanes.saturating_add(1));
+        let left = MAX_SEQUENCES.saturating_sub(self.engine.lanes);
         if self.kv_cache.enabled { self.kv_cache.max_entries.min(left) } else { 0 }
     }
 

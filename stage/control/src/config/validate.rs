@@ -2,8 +2,8 @@ use std::net::SocketAddr;
 
 use super::{ConfigError, StageConfig};
 
-/// Most lanes of a chain: llama.cpp's limit of sequences, less the probe lane.
-const MAX_LANES: u32 = super::MAX_SEQUENCES - 1;
+/// Most lanes of a chain: llama.cpp's limit of sequences.
+const MAX_LANES: u32 = super::MAX_SEQUENCES;
 /// Smallest message that holds every section and a handful of rows of a small model; stages find out together whether
 /// theirs fit.
 const MIN_MESSAGE: u32 = splitmodel_link::codec::MAX_SECTION_BYTES as u32 + (64 << 10);

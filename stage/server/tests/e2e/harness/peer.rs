@@ -24,8 +24,8 @@ pub fn setup(chain: &Chain, role: Role, stage: usize) -> Setup {
         model: splitmodel_gguf::Model::open(tiny(1)).unwrap().digest().to_owned(),
         n_embd: 128,
         activations: ActivationDtype::F32,
-        lanes: config.engine.lanes + 1, // and the probe's
-        n_ctx: config.engine.cells() + 256,
+        lanes: config.engine.lanes,
+        n_ctx: config.engine.cells(),
         n_ubatch: config.engine.n_ubatch,
         instance: root,
         cache_generation: 0,
