@@ -367,7 +367,7 @@ fn the_table() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "STAGE  DEVICE    LAYERS   WEIGHTS         KV    COMPUTE      TOTAL   HEADROOM  COST");
     assert_eq!(lines[1], "    0  node-a/0    0-21  46.2 MiB  264.0 MiB   25.5 MiB  335.7 MiB  688.3 MiB   50%");
-    assert_eq!(lines[2], "    1  gpu-1      22-29  46.8 MiB   96.0 MiB  148.5 MiB  291.3 MiB    3.7 GiB   50%");
+    assert_eq!(lines[2], "    1  gpu-1      22-29  46.8 MiB   96.0 MiB  112.5 MiB  255.3 MiB    3.8 GiB   50%");
     assert_eq!(lines[3], "Stage 0 also holds the embedding table in host memory: 30.0 MiB.");
     assert!(lines[4].starts_with("gpu-2 is not used: "), "{text}");
 }

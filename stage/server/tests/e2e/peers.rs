@@ -7,7 +7,7 @@ use std::time::Duration;
 use splitmodel_link::frame::{ErrorClass, Frame, Predictions, Report};
 use splitmodel_link::setup::{Hello, InstanceId, Refusal, RefusalCode, Role, Setup, read_hello, write_refusal};
 use splitmodel_link::{
-    Acceptor, Answer, ClosedReason, Connection, Event, LinkError, Message, Options, Receiver, accept, dial,
+    Acceptor, Answer, ClosedReason, Connection, Dialer, Event, LinkError, Message, Options, Receiver, accept, dial,
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -40,13 +40,24 @@ impl First {
         };
         let dialer = peer::dialer(self.setup.clone());
         let both = async {
-            tokio::join!(dial(self.to, &dialer), async {
+            tokio::join!(dialed(self.to, &dialer), async {
                 let (stream, _) = self.listener.accept().await.unwrap();
                 accept(stream, &acceptor).await
             })
         };
         let (data, returned) = tokio::time::timeout(PATIENCE, both).await.unwrap();
-        (data.unwrap().0, returned.unwrap().0)
+        (data, returned.unwrap().0)
+    }
+}
+
+/// Dials until the stage has seen that its stage 0 is gone.
+async fn dialed(to: SocketAddr, dialer: &Dialer) -> Connection {
+    loop {
+        match dial(to, dialer).await {
+            Ok((connection, _)) => return connection,
+            Err(LinkError::Refused(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(other) => panic!("{other}"),
+        }
     }
 }
 

@@ -119,7 +119,7 @@ async fn stages_with_unlike_settings_are_refused_with_both_values() {
     // Cells: 4 × 1024 and 4 × 2048, and 256 of the probe.
     type Change = fn(&mut splitmodel_control::StageConfig);
     let unlike: [(Change, &[&str]); 4] = [
-        (|c| c.engine.context_length = 2048, &["n_ctx", "4352", "8448"]),
+        (|c| c.engine.context_length = 2048, &["n_ctx", "4096", "8192"]),
         (|c| c.engine.n_ubatch = 256, &["n_ubatch", "512", "256"]),
         (|c| c.link.activations = Activations::F16, &["activations", "f32", "f16"]),
         (|c| c.layers = [3, 5], &["layers", "2", "3"]),
