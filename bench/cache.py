@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What kept prefixes save, beside llama-server's prompt cache, in one run on one machine.
 
-    cache.py --llama-server PATH [--runs 7] [--tokens 1000] [--delay 25] [--calm 0.5]
+    cache.py --llama-server PATH [--runs 7] [--tokens 1000] [--threads N] [--delay 25] [--calm 0.5]
 
-Starts llama-server and chains of 1 and of 3 stages, each process with one thread, and measures them in turn, run by run, first to last and
-back. Every run has texts of its own. Figures, medians of the runs:
+Starts llama-server and chains of 1 and of 3 stages, each process with N threads (all cores unless told), and measures them in turn, run by run,
+first to last and back. Every run has texts of its own. Figures, medians of the runs:
 
     cold        seconds to the first token of a prompt of --tokens tokens that nobody sent before
     warm        the same text with another question at its end
@@ -16,6 +16,7 @@ back. Every run has texts of its own. Figures, medians of the runs:
 `warm ÷ cold` and `repeated ÷ warm` are medians of the runs' own ratios.
 """
 import argparse
+import os
 import pathlib
 import statistics
 import subprocess
@@ -39,11 +40,11 @@ QUESTIONS = ["What is told here first?", "Who is it that comes last?", "Is there
 class Llama:
     """llama-server, with as many sequences of as many tokens as the chains."""
 
-    def __init__(self, path, directory):
+    def __init__(self, path, directory, threads):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [path, "-m", MODEL, "--parallel", str(LANES), "-c", str(LANES * CONTEXT), "-t", "1", "-tb", "1", "--jinja",
-                   "--no-warmup", "--host", "127.0.0.1", "--port", str(port)]
+        command = [path, "-m", MODEL, "--parallel", str(LANES), "-c", str(LANES * CONTEXT), "-t", str(threads), "-tb", str(threads),
+                   "--jinja", "--no-warmup", "--host", "127.0.0.1", "--port", str(port)]
         with open(directory / "llama.log", "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         for _ in range(240):
@@ -147,6 +148,7 @@ def main():
     parser.add_argument("--llama-server", required=True, help="the program; bench/peers.sh builds it and prints its folder")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of the shared text")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
     parser.add_argument("--delay", type=float, default=25.0, help="milliseconds")
     parser.add_argument("--calm", type=float, default=0.5, help="load average to wait for; 0: do not wait")
     args = parser.parse_args()
@@ -155,11 +157,11 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         servers = {}
         try:
-            servers["llama-server"] = Llama(args.llama_server, pathlib.Path(scratch))
+            servers["llama-server"] = Llama(args.llama_server, pathlib.Path(scratch), args.threads)
             for stages in (1, 3):
                 directory = pathlib.Path(scratch, str(stages))
                 directory.mkdir()
-                servers[f"{stages} stage{'s' * (stages > 1)}"] = Chain(directory, stages)
+                servers[f"{stages} stage{'s' * (stages > 1)}"] = Chain(directory, stages, threads=args.threads)
             figures = measure(servers, args)
         finally:
             for server in servers.values():

@@ -31,13 +31,13 @@ def eventually(check, what, seconds=60):
 class Chain:
     """Starts a chain with its own state directory and waits until it serves."""
 
-    def __init__(self, directory, stages, *flags, wait=True, manifest=MANIFEST):
+    def __init__(self, directory, stages, *flags, wait=True, manifest=MANIFEST, threads=1):
         self.port, self.stages, self.state = free_port(), stages, directory / "state"
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines = []
-        # One thread: threads that wait for each other on busy cores are slow beyond all measure.
+        # One thread by default: threads that wait for each other on busy cores are slow beyond all measure.
         command = [BIN / "splitmodel", "up", manifest, "--stages", str(stages), "--port", str(self.port),
-                   "--state-dir", self.state, "--grace", "2", "--threads", "1", *flags]
+                   "--state-dir", self.state, "--grace", "2", "--threads", str(threads), *flags]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True, start_new_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)

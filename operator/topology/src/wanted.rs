@@ -99,6 +99,7 @@ impl Wanted {
             disk_bytes: spec.disk_bytes.as_ref().and_then(Quantity::bytes).unwrap_or(0),
             shared_prefix_stride_tokens: spec.shared_prefix_stride_tokens,
             shared_prefix_record_limit: spec.shared_prefix_record_limit,
+            full_states: false,
             replay_entries: spec.replay_entries,
         }
     }

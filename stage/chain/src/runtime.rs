@@ -100,6 +100,9 @@ pub trait Runtime {
     /// Empties the cache.
     fn clear(&mut self);
 
+    /// Whether each lane has a cache of its own: what an idle lane holds then costs the others neither room nor time.
+    fn has_own_caches(&self) -> bool;
+
     /// Highest position held by `lane`, −1 when empty.
     fn pos_max(&self, lane: Lane) -> Position;
 

@@ -34,6 +34,8 @@ pub struct Scheduler {
     /// Waiting for a lane, in order of arrival.
     queue: VecDeque<(SessionId, Request)>,
     free: Vec<Lane>,
+    /// Of each lane: the page that was recorded when its last session ended, which it may still begin with.
+    ended: Vec<Option<u64>>,
     /// Sessions whose next token is known and not sent, in turn.
     decodes: VecDeque<SessionId>,
     /// Sessions with rows of a prompt (or, after a loss, of all that is known) to send, in order of arrival.
@@ -66,7 +68,8 @@ impl Scheduler {
             limits,
             sessions: BTreeMap::new(),
             queue: VecDeque::new(),
-            free: (0..limits.lanes).rev().collect(),
+            free: (0..limits.lanes).collect(),
+            ended: vec![None; limits.lanes.into()],
             decodes: VecDeque::new(),
             prefills: VecDeque::new(),
             pending: Vec::new(),
@@ -181,11 +184,12 @@ impl Scheduler {
     }
 
     fn release(&mut self, id: SessionId) {
-        if self.kept.payload().can_be_cut() {
-            self.keep(id);
-        }
+        let page = if self.kept.payload().can_be_cut() { self.keep(id) } else { None };
         self.share(id, None);
         let Some(session) = self.sessions.remove(&id) else { return };
+        if let Some(ended) = self.ended.get_mut(usize::from(session.lane)) {
+            *ended = page;
+        }
         if self.up && session.on_stages {
             self.pending.push(Section::Stop(session.target(id)));
         }
@@ -202,6 +206,7 @@ impl Scheduler {
     /// probe token goes first.
     pub fn formed(&mut self, probe: Request) {
         self.lost();
+        self.ended.fill(None);
         self.up = true;
         self.next_seq = 1;
         self.pending = vec![Section::Reset];
@@ -263,7 +268,7 @@ impl Scheduler {
         while self.probe.is_none() && !self.free.is_empty() {
             let Some(next) = self.queue.iter().position(|(_, request)| !self.waits(request)) else { break };
             let Some((id, request)) = self.queue.remove(next) else { break };
-            let Some(lane) = self.free.pop() else { break };
+            let Some(lane) = self.pick(&request) else { break };
             let cold = self.start(id, lane, request);
             events.push(Event::Started(id));
             if cold {

@@ -106,6 +106,8 @@ impl Shadow {
             return Err(Difference { op, lane, session: cells.owner.unwrap_or_default(), what });
         }
         cells.tokens.truncate(from);
+        // What is left may be taken over.
+        cells.owner = None;
         Ok(())
     }
 

@@ -47,6 +47,8 @@ struct LaneState {
     /// On the last stage, once a config came.
     sampler: Option<SessionSampler>,
     traced: Option<Traced>,
+    /// Page of a kept prefix that the lane begins with, and how many of its cells.
+    begins: Option<(u64, u32)>,
 }
 
 /// One stage's worker over its slice.
@@ -54,6 +56,8 @@ pub struct Worker<R: Runtime> {
     runtime: R,
     place: Place,
     lanes: Vec<Option<LaneState>>,
+    /// What lanes without a session still hold: page and cells of a kept prefix.
+    idle: Vec<Option<(u64, u32)>>,
     /// Page and length of each prefix kept. Sequences of residents come after the lanes'.
     residents: Vec<Option<(u64, u32)>>,
     payload: Payload,
@@ -96,12 +100,13 @@ impl<R: Runtime> Worker<R> {
     /// A worker with `lanes` lanes, all free. `grammars` is needed on the last stage only; without it a session that asks
     /// for a grammar is refused.
     pub fn new(runtime: R, place: Place, lanes: usize, grammars: Option<GrammarFactory>) -> Self {
-        let lanes = std::iter::repeat_with(|| None).take(lanes).collect();
+        let (lanes, idle) = (std::iter::repeat_with(|| None).take(lanes).collect(), vec![None; lanes]);
         let (batch, spare) = (Scratch::default(), Vec::new());
         Self {
             runtime,
             place,
             lanes,
+            idle,
             residents: Vec::new(),
             payload: Payload::default(),
             states: None,
@@ -183,6 +188,7 @@ impl<R: Runtime> Worker<R> {
         for (lane, slot) in (0..).zip(&mut self.lanes) {
             tell(&mut self.observer, lane, slot.take());
         }
+        self.idle.fill(None);
         if self.states.is_none() {
             self.residents.fill(None);
         }
@@ -259,7 +265,7 @@ impl<R: Runtime> Worker<R> {
             Section::Reset => self.reset(),
             Section::Stop(target) => {
                 if self.holds(target.lane, target.session) {
-                    self.free(target.lane);
+                    self.leave(target.lane);
                 }
             }
             Section::Trim { target, position } => {
@@ -316,10 +322,27 @@ impl<R: Runtime> Worker<R> {
         self.slot(lane).is_some_and(|l| l.session == session)
     }
 
+    /// Empties a lane.
     fn free(&mut self, lane: Lane) {
-        if let Some(slot @ Some(_)) = self.lanes.get_mut(usize::from(lane)) {
-            tell(&mut self.observer, lane, slot.take());
+        let Some(slot) = self.lanes.get_mut(usize::from(lane)) else { return };
+        let (gone, idle) = (slot.take(), self.idle[usize::from(lane)].take());
+        if gone.is_some() || idle.is_some() {
+            tell(&mut self.observer, lane, gone);
             self.remove(lane, -1);
+        }
+    }
+
+    /// Ends a lane's session. What the lane begins with may stay for the next one.
+    fn leave(&mut self, lane: Lane) {
+        let stays = self.payload == Payload::Copied && self.runtime.has_own_caches();
+        let begins = self.slot(lane).and_then(|state| state.begins).filter(|_| stays);
+        match begins {
+            Some((_, length)) if self.remove(lane, Position::try_from(length).unwrap_or(Position::MAX)) => {
+                let gone = self.lanes[usize::from(lane)].take();
+                tell(&mut self.observer, lane, gone);
+                self.idle[usize::from(lane)] = begins;
+            }
+            _ => self.free(lane),
         }
     }
 
@@ -335,8 +358,13 @@ impl<R: Runtime> Worker<R> {
     /// Takes the lane for a session, from whomever holds it.
     fn take(&mut self, lane: Lane, session: SessionId) {
         self.free(lane);
+        self.occupy(lane, session);
+    }
+
+    /// Gives the lane to a session, with what it holds.
+    fn occupy(&mut self, lane: Lane, session: SessionId) {
         if let Some(slot) = self.lanes.get_mut(usize::from(lane)) {
-            *slot = Some(LaneState { session, next: 0, added: None, sampler: None, traced: None });
+            *slot = Some(LaneState { session, next: 0, added: None, sampler: None, traced: None, begins: None });
         }
     }
 
@@ -356,6 +384,7 @@ impl<R: Runtime> Worker<R> {
         };
         if let Some(Some(state)) = self.lanes.get_mut(usize::from(lane)) {
             state.next = kept;
+            state.begins = state.begins.filter(|(_, length)| i64::from(*length) <= i64::from(kept));
             if state.sampler.as_mut().is_some_and(|s| s.truncate(kept).is_err()) {
                 state.sampler = None; // its rows will say so, and stage 0 sends a config again
             }

@@ -261,6 +261,42 @@ fn a_stage_that_lost_the_longest_state_shortens_the_hit() {
 }
 
 #[test]
+fn a_conversation_that_goes_on_takes_its_lane_and_copies_nothing() {
+    let mut chain = Chain::with(3, limits(2, 3, 8), Memory::Copied);
+    chain.settle();
+    let counts = |chain: &Chain| chain.workers.iter().map(|w| w.prefix_counts()).collect::<Vec<_>>();
+    let conversation = |from: Token| request((from..from + 20).collect(), 6, &sampled(1));
+    let (one, other) = (conversation(0), conversation(20));
+    let further = |first: &splitmodel_chain::scheduler::Request| {
+        let mut next = first.prompt.clone();
+        let answer = alone(3, first);
+        // The last token of an answer of full length was never sent as a row.
+        let told = next.len() + answer.len().min(5);
+        next.extend(answer.into_iter().chain([11, 12]));
+        (request(next, 6, &sampled(2)), told)
+    };
+    turn(&mut chain, &one);
+    turn(&mut chain, &other);
+    for first in [&one, &other] {
+        let (next, told) = further(first);
+        assert_eq!(turn(&mut chain, &next), (alone(3, &next), told));
+    }
+    assert!(counts(&chain).iter().all(|c| (c.hits, c.in_place) == (2, 2)), "{:?}", counts(&chain));
+    // A part of it, too: what comes after goes.
+    let again = request((0..20).chain([30]).collect(), 6, &sampled(3));
+    assert_eq!(turn(&mut chain, &again), (alone(3, &again), 20));
+    assert!(counts(&chain).iter().all(|c| (c.hits, c.in_place) == (3, 3)), "{:?}", counts(&chain));
+    // Where its lane was taken it is copied.
+    let mut chain = Chain::with(3, limits(1, 3, 8), Memory::Copied);
+    chain.settle();
+    turn(&mut chain, &one);
+    turn(&mut chain, &other);
+    let (next, told) = further(&one);
+    assert_eq!(turn(&mut chain, &next), (alone(3, &next), told));
+    assert!(counts(&chain).iter().all(|c| (c.hits, c.in_place) == (1, 0)), "{:?}", counts(&chain));
+}
+
+#[test]
 fn branches_of_a_new_prefix_compute_it_once() {
     for memory in [Memory::Dense, Memory::Copied] {
         let mut chain = Chain::with(3, limits(4, 3, 8), memory);

@@ -43,6 +43,9 @@ pub struct EngineConfig {
     /// One KV buffer for all lanes, which may share cells; each row then passes over the cells of all lanes. `false`: each lane has
     /// `n_ctx` ÷ `lanes` cells of its own. Models with recurrent layers always have one.
     pub kv_unified: bool,
+    /// With `kv_unified: false`, so many lanes between two that compute are filled with rows of nothing, so that these compute
+    /// together; a wider gap parts them. `None`: 4 on a device, 0 on the processor, where a row costs what a computation does.
+    pub widest_gap: Option<u32>,
     /// Threads of a computation of one row; 0: the cores of this machine.
     pub threads: u32,
     /// Threads of a computation of several rows; 0: as `threads`.
@@ -71,6 +74,7 @@ impl Default for EngineConfig {
             repack: true,
             swa_full: false,
             kv_unified: true,
+            widest_gap: None,
             threads: 0,
             threads_batch: 0,
             lanes: 4,

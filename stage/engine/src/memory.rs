@@ -27,6 +27,11 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
+    /// Whether all caches are in host memory: then the processor computes the attention.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.buffers.iter().all(|b| b.kv == 0 || b.place.starts_with("CPU"))
+    }
+
     /// Sums what llama.cpp wrote while loading.
     pub(crate) fn from_log<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let mut all = Self::default();

@@ -9,7 +9,7 @@ use splitmodel_link::frame::{Lane, Position, Token};
 use crate::calls::{RowOrder, next_call};
 use crate::llama::context::{Context, Input, Rows};
 use crate::llama::model::{Model, Progress};
-use crate::streams::{Plan, Row};
+use crate::streams::{MAX_FILL, Plan, Row};
 use crate::{EmbeddingTable, EngineConfig, EngineError, MemoryUse};
 
 /// Files of a stage.
@@ -44,6 +44,8 @@ pub struct Slice {
     source: Source,
     order: RowOrder,
     plan: Plan,
+    /// Widest gap between lanes that is filled.
+    widest: usize,
     last: bool,
     width: usize,
     n_embd: usize,
@@ -156,6 +158,7 @@ impl Slice {
             source,
             order,
             plan: Plan::default(),
+            widest: config.widest_gap.map_or(if memory.is_on_host() { 0 } else { MAX_FILL }, |lanes| lanes as usize),
             last,
             width,
             n_embd,
@@ -296,7 +299,7 @@ impl Slice {
     fn compute_streams(&mut self, batch: &Batch<'_>, plan: &mut Plan) -> Result<(), RuntimeError> {
         let rows = batch.lanes.len();
         let cells = i64::from(self.context.cells() / self.lanes.max(1));
-        plan.make(batch.lanes, |lane| i64::from(self.context.pos_max(lane)) + 1 < cells);
+        plan.make(batch.lanes, self.widest, |lane| i64::from(self.context.pos_max(lane)) + 1 < cells);
         if !self.last {
             self.rows.resize(rows * self.n_embd, 0.0);
         }
@@ -457,6 +460,10 @@ impl Runtime for Slice {
     fn set_state(&mut self, lane: Lane, state: &[u8]) -> Result<(), RuntimeError> {
         let set = self.context.has_lane(lane) && self.context.set_state(lane, state);
         set.then_some(()).ok_or(RuntimeError::State { done: "set", why: "llama.cpp found no room for it" })
+    }
+
+    fn has_own_caches(&self) -> bool {
+        self.order == RowOrder::Streams
     }
 
     fn clear(&mut self) {

@@ -4,9 +4,10 @@
 
 use splitmodel_link::frame::{Lane, Position, Token};
 
-/// A gap of so many lanes is filled; a wider one begins another computation. A row costs a processor a small part of what
-/// passing over all weights once more does, and a GPU next to nothing.
-const MAX_FILL: usize = 4;
+/// Widest gap between lanes that is filled where a device other than the processor computes: a row more costs it next to nothing
+/// beside passing over all weights once more. A few cores take about as long for a row as for a pass (SmolLM2-135M Q4_1, 2 cores:
+/// 7 ms for one row, 23 ms for four), so there each gap begins another computation.
+pub(crate) const MAX_FILL: usize = 4;
 
 /// A row of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +32,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans the calls of a frame with rows of `lanes`: lanes with one row together, each other lane by itself. `fills` says
-    /// whether a lane that is not among them may fill a gap.
-    pub(crate) fn make(&mut self, lanes: &[Lane], fills: impl Fn(Lane) -> bool) {
+    /// Plans the calls of a frame with rows of `lanes`: lanes with one row together, each other lane by itself. Gaps of at most
+    /// `widest` lanes are filled; `fills` says whether a lane that is not among them may.
+    pub(crate) fn make(&mut self, lanes: &[Lane], widest: usize, fills: impl Fn(Lane) -> bool) {
         self.rows.clear();
         self.ends.clear();
         self.singles.clear();
@@ -44,7 +45,7 @@ impl Plan {
             let lane = lanes[i];
             if let Some(before) = at.checked_sub(1).map(|b| lanes[self.singles[b]]) {
                 let gap = before + 1..lane;
-                if gap.len() <= MAX_FILL && gap.clone().all(&fills) {
+                if gap.len() <= widest && gap.clone().all(&fills) {
                     self.rows.extend(gap.map(|lane| Row { lane, of: None }));
                 } else {
                     self.ends.push(self.rows.len());
@@ -81,8 +82,12 @@ mod tests {
 
     /// Lanes of each call; those that fill gaps are negative, less one.
     fn calls(lanes: &[Lane], full: &[Lane]) -> Vec<Vec<i32>> {
+        calls_with(MAX_FILL, lanes, full)
+    }
+
+    fn calls_with(widest: usize, lanes: &[Lane], full: &[Lane]) -> Vec<Vec<i32>> {
         let mut plan = Plan::default();
-        plan.make(lanes, |lane| !full.contains(&lane));
+        plan.make(lanes, widest, |lane| !full.contains(&lane));
         let mut start = 0;
         let mut found = Vec::new();
         for &end in &plan.ends {
@@ -114,6 +119,7 @@ mod tests {
         assert_eq!(calls(&[0, 2, 3], &[]), [vec![0, -2, 2, 3]]);
         assert_eq!(calls(&[0, 2, 3], &[1]), [vec![0], vec![2, 3]]);
         assert_eq!(calls(&[0, 6], &[]), [vec![0], vec![6]], "too wide");
+        assert_eq!(calls_with(0, &[3, 1, 0], &[]), [vec![0, 1], vec![3]], "never");
         assert_eq!(calls(&[2, 0, 1, 1], &[]), [vec![0, -2, 2], vec![1, 1]], "also with a lane that comes later");
     }
 }

@@ -144,8 +144,8 @@ families! {
 
 #[test]
 fn every_family_with_a_cache_for_each_lane() {
-    for &arch in Arch::ALL {
-        let config = EngineConfig { n_ctx: 1024, n_ubatch: 64, n_batch: 64, kv_unified: false, ..config() };
+    for (&arch, widest_gap) in Arch::ALL.iter().flat_map(|arch| [(arch, None), (arch, Some(4))]) {
+        let config = EngineConfig { n_ctx: 1024, n_ubatch: 64, n_batch: 64, kv_unified: false, widest_gap, ..config() };
         proven_with(Tiny::new(arch), &config);
     }
 }

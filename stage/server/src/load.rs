@@ -231,7 +231,7 @@ pub fn vocabulary_of(path: &Path) -> Result<Vocabulary, LoadError> {
 #[must_use]
 pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
     let c = &config.kv_cache;
-    let (payload, entries) = match (packages.dense, c.enabled && c.max_bytes > 0) {
+    let (payload, entries) = match (packages.dense && !c.full_states, c.enabled && c.max_bytes > 0) {
         (true, true) => (Payload::Copied, c.max_entries),
         (true, false) => (Payload::Resident, config.residents()),
         (false, true) => (Payload::Exact, c.max_entries),

@@ -221,6 +221,7 @@ fn prefix_figures(p: &PrefixCounts, out: &mut Out<'_, '_>) -> std::fmt::Result {
         "outcome",
         restores,
     )?;
+    out.counter("kv_restores_in_place", "Of the hits, those of cells that the lane still held", p.in_place as f64)?;
     out.counter("kv_restored_tokens", "Cells that they brought back", p.tokens as f64)?;
     out.counter("kv_restore_seconds", "Time in restoring prefixes", p.restoring.as_secs_f64())?;
     out.counter("kv_record_seconds", "Time in recording prefixes", p.recording.as_secs_f64())?;

@@ -20,17 +20,31 @@ impl Scheduler {
         shared >= least && shared >= self.kept.longest(request.namespace, &request.prompt).saturating_add(least)
     }
 
-    /// Keeps what was sent of a session: its lane's cells or state, as the stages have it when they come to that.
-    pub(super) fn keep(&mut self, id: SessionId) {
+    /// A free lane for the request: the one that may still hold what it begins with, else the first that holds nothing of use.
+    /// Lanes in use stay close together that way, which is cheaper for the stages.
+    pub(super) fn pick(&mut self, request: &Request) -> Option<Lane> {
+        let best = self.kept.lookup(request.namespace, &request.prompt, 1).first().map(|place| place.page);
+        let ended = |lane: &Lane| self.ended.get(usize::from(*lane)).copied().flatten();
+        let of_use = |lane: &Lane| ended(lane).is_some_and(|page| self.kept.holds(page));
+        let holder = best.and_then(|page| self.free.iter().find(|lane| ended(lane) == Some(page)));
+        let lane = *holder.or_else(|| self.free.iter().min_by_key(|lane| (of_use(lane), **lane)))?;
+        self.free.retain(|l| *l != lane);
+        self.ended[usize::from(lane)] = None;
+        Some(lane)
+    }
+
+    /// Keeps what was sent of a session: its lane's cells or state, as the stages have it when they come to that. Gives the page
+    /// where something is kept that was not before.
+    pub(super) fn keep(&mut self, id: SessionId) -> Option<u64> {
         if !self.up || self.probe == Some(id) {
-            return;
+            return None;
         }
-        let Some(session) = self.sessions.get(&id).filter(|s| s.on_stages) else { return };
+        let session = self.sessions.get(&id).filter(|s| s.on_stages)?;
         if session.restoring.is_some() && self.kept.payload().can_be_cut() {
-            return;
+            return None;
         }
         let target = session.target(id);
-        let Some(place) = self.kept.record(session.request.namespace, &session.tokens[..session.sent]) else { return };
+        let place = self.kept.record(session.request.namespace, &session.tokens[..session.sent])?;
         let resident = candidate(place);
         match self.kept.payload() {
             Payload::Resident => self.share(id, Some(resident)),
@@ -38,6 +52,7 @@ impl Scheduler {
             Payload::Exact => self.sessions.get_mut(&id).into_iter().for_each(|s| s.recorded.push(resident)),
         }
         self.pending.push(Section::Record { target, resident });
+        Some(place.page)
     }
 
     /// Notes what a session's lane has begun with, and protects it instead of what was noted before.

@@ -18,6 +18,8 @@ pub struct PrefixCounts {
     pub misses: u64,
     /// States that could not be taken, kept or set.
     pub errors: u64,
+    /// Restores of cells that the lane still held: nothing was copied.
+    pub in_place: u64,
     /// Cells restored.
     pub tokens: u64,
     /// Time in restoring.
@@ -46,11 +48,11 @@ impl<R: Runtime> Worker<R> {
         PrefixCounts { kept, bytes, store, disk_bytes, disk, ..self.counts }
     }
 
-    /// Cells of all residents, as if none were shared.
+    /// Cells of all residents, as if none were shared, and of what idle lanes still hold.
     #[must_use]
     pub fn resident_cells(&self) -> usize {
-        let cells = |residents: &[Option<(u64, u32)>]| residents.iter().flatten().map(|(_, n)| *n as usize).sum();
-        if self.states.is_some() { 0 } else { cells(&self.residents) }
+        let cells = |held: &[Option<(u64, u32)>]| held.iter().flatten().map(|(_, n)| *n as usize).sum::<usize>();
+        cells(&self.idle) + if self.states.is_some() { 0 } else { cells(&self.residents) }
     }
 
     /// Sequence of a resident.
@@ -74,23 +76,46 @@ impl<R: Runtime> Worker<R> {
             candidates.clear(); // its rows are reported
             return 0;
         }
-        self.take(target.lane, target.session);
-        let mut restored = 0;
-        while let Some(best) = candidates.iter().max_by_key(|c| c.length).copied() {
-            if self.load(&best, target.lane) {
-                restored = best.length;
-                break;
-            }
-            candidates.retain(|c| c.page != best.page);
+        let begins = self.resume(target.lane, candidates);
+        if begins.is_none() {
+            self.free(target.lane);
         }
+        self.occupy(target.lane, target.session);
+        let begins = begins.or_else(|| self.load_longest(target.lane, candidates));
+        let restored = begins.map_or(0, |(_, length)| length);
         if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
             state.next = Position::try_from(restored).unwrap_or(Position::MAX);
+            state.begins = begins;
         }
         let count = if restored > 0 { &mut self.counts.hits } else { &mut self.counts.misses };
         *count += 1;
         self.counts.tokens += u64::from(restored);
         self.counts.restoring += begun.elapsed();
         restored
+    }
+
+    /// The longest candidate, where an idle lane still begins with it: what comes after is removed.
+    fn resume(&mut self, lane: Lane, candidates: &[Candidate]) -> Option<(u64, u32)> {
+        let (page, length) = self.idle.get(usize::from(lane)).copied().flatten()?;
+        let most = candidates.iter().map(|c| c.length).max()?;
+        candidates.iter().find(|c| c.length == most && c.page == page && most <= length)?;
+        if !self.remove(lane, Position::try_from(most).unwrap_or(Position::MAX)) {
+            return None;
+        }
+        self.idle[usize::from(lane)] = None;
+        self.counts.in_place += 1;
+        Some((page, most))
+    }
+
+    /// Fills an empty lane with the longest candidate that can be; those that cannot are no candidates any more.
+    fn load_longest(&mut self, lane: Lane, candidates: &mut Vec<Candidate>) -> Option<(u64, u32)> {
+        while let Some(best) = candidates.iter().max_by_key(|c| c.length).copied() {
+            if self.load(&best, lane) {
+                return Some((best.page, best.length));
+            }
+            candidates.retain(|c| c.page != best.page);
+        }
+        None
     }
 
     /// Fills an empty lane with what is kept. `false`: it could not be, and is forgotten.
@@ -145,7 +170,11 @@ impl<R: Runtime> Worker<R> {
             Payload::Resident => false,
         };
         if kept {
-            self.residents[usize::from(resident.slot)] = Some((resident.page, resident.length));
+            let page = (resident.page, resident.length);
+            self.residents[usize::from(resident.slot)] = Some(page);
+            if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
+                state.begins = Some(page);
+            }
         }
         self.counts.recording += begun.elapsed();
     }

@@ -151,6 +151,9 @@ impl Runtime for Arithmetic {
     fn clear(&mut self) {
         self.cells.clear();
     }
+    fn has_own_caches(&self) -> bool {
+        matches!(self.memory, Memory::Copied)
+    }
     fn pos_max(&self, lane: Lane) -> Position {
         self.cells.get(&lane).map_or(-1, |c| i32::try_from(c.len()).unwrap() - 1)
     }

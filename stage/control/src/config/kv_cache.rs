@@ -20,6 +20,8 @@ pub struct KvCacheConfig {
     pub shared_prefix_stride_tokens: u32,
     /// Exact states of one prompt at most.
     pub shared_prefix_record_limit: u32,
+    /// For diagnosis: whole states of sequences at recorded lengths also where a cache can be cut anywhere.
+    pub full_states: bool,
     /// Deterministic answers of which the first eight tokens are kept for the same request, at most; 0 keeps none.
     pub replay_entries: u32,
 }
@@ -34,6 +36,7 @@ impl Default for KvCacheConfig {
             disk_bytes: 0,
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
+            full_states: false,
             replay_entries: 1024,
         }
     }

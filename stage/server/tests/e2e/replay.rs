@@ -1,12 +1,14 @@
 //! Point of departure for everything else: what a chain computed equals, bit for bit, what one unsplit process computes
 //! from the same schedule, and every lane held exactly its session's history.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use splitmodel_chain::schedule::Op;
 use splitmodel_engine::Tokenizer;
+use splitmodel_link::frame::{Lane, Position};
 use splitmodel_server::replay::{self, ReplayFailure};
 
 use crate::harness::chain::Chain;
@@ -165,6 +167,34 @@ async fn three_uneven_stages_compute_what_one_process_computes() {
     check(Plan::sample(&[0, 15, 27, 30]), vec![mixed(300)]).await;
 }
 
+/// How many cells each session began with that began with any.
+fn restored(ops: &[Op]) -> Vec<Position> {
+    const LANES: Lane = 4; // residents come after
+    // What was set, or left by an earlier session, and not touched since.
+    let mut idle = HashSet::new();
+    let mut restored = Vec::new();
+    for op in ops {
+        match op {
+            Op::SeqCp { from, to, end, .. } if *from >= LANES && *to < LANES => restored.push(*end),
+            Op::LoadState { lane, .. } => {
+                idle.insert(*lane);
+            }
+            Op::SeqRm { from: ..0, lane, .. } => {
+                idle.remove(lane);
+            }
+            Op::SeqRm { lane, from, .. } => {
+                let held = !idle.insert(*lane);
+                restored.extend(held.then_some(*from));
+            }
+            Op::Decode { rows, .. } => rows.iter().for_each(|row| {
+                idle.remove(&row.2);
+            }),
+            _ => {}
+        }
+    }
+    restored
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_that_begin_alike_share_cells() {
     // In the cache itself, and as copies.
@@ -188,13 +218,7 @@ async fn prompts_that_begin_alike_share_cells() {
             vec![Load { more: sampling(), ..alike(977, 40) }, alike(978, 5)],
         ];
         let ops = check(plan, waves).await;
-        let lanes = 4; // residents come after
-        let restored = ops.windows(2).filter_map(|pair| match pair {
-            [_, Op::SeqCp { from, to, end, .. }] if *from >= lanes && *to < lanes => Some(*end),
-            [Op::LoadState { .. }, Op::SeqRm { from, .. }] => Some(*from),
-            _ => None,
-        });
-        let restored: Vec<_> = restored.collect();
+        let restored = restored(&ops);
         assert_eq!(restored.len(), 6, "{restored:?}");
         assert!(restored.iter().all(|n| *n >= 300), "{restored:?}");
     }

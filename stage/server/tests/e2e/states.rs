@@ -15,13 +15,19 @@ use crate::harness::plan::Plan;
 use crate::harness::reference::Case;
 use crate::replay::replays;
 
-/// Architectures whose caches cannot be cut, and where three stages may part their layers.
-const KINDS: [(Arch, &[u32]); 3] =
-    [(Arch::Gemma3, &[0, 2, 5, 8]), (Arch::FalconH1, &[0, 2, 5, 8]), (Arch::GraniteHybrid, &[0, 3, 6, 9])];
+/// Architectures whose caches cannot be cut, and one whose can be, and where three stages may part their layers.
+const KINDS: [(Arch, &[u32]); 4] = [
+    (Arch::Gemma3, &[0, 2, 5, 8]),
+    (Arch::FalconH1, &[0, 2, 5, 8]),
+    (Arch::GraniteHybrid, &[0, 3, 6, 9]),
+    // With whole states for diagnosis.
+    (Arch::Llama, &[0, 2, 5, 8]),
+];
 
 fn plan(arch: Arch, cuts: &[u32]) -> Plan {
     let mut plan = Plan::of(tiny_of(arch), cuts);
     plan.kv_cache.min_tokens = 16;
+    plan.kv_cache.full_states = true;
     plan.kv_cache.shared_prefix_stride_tokens = 32;
     plan.scheduling.prefill_chunk = Some(48);
     plan.scheduling.prefill_chunk_shared = Some(24);
