@@ -133,10 +133,7 @@ impl PlanOptions {
             return bad("lanes", "is 0; a chain serves at least one session".into());
         }
         if self.sequences() > MAX_SEQUENCES {
-            let reason = format!(
-                "and residents need {} sequences; llama.cpp holds {MAX_SEQUENCES}",
-                self.sequences()
-            );
+            let reason = format!("and residents need {} sequences; llama.cpp holds {MAX_SEQUENCES}", self.sequences());
             return bad("lanes", reason);
         }
         if self.context_length == 0 {

@@ -6,6 +6,7 @@ use splitmodel_cache::{BlockStore, DiskCounts, Payload, StoreCounts};
 use splitmodel_link::frame::{Candidate, Lane, Position, Target};
 
 use super::Worker;
+use super::activations::{RefillCounts, Refills};
 use crate::runtime::Runtime;
 use crate::schedule::Op;
 
@@ -34,6 +35,8 @@ pub struct PrefixCounts {
     pub disk_bytes: u64,
     /// The store on disk.
     pub disk: DiskCounts,
+    /// Activations, where they are kept.
+    pub refills: Option<RefillCounts>,
 }
 
 impl<R: Runtime> Worker<R> {
@@ -43,7 +46,8 @@ impl<R: Runtime> Worker<R> {
         let (bytes, store) = self.states.as_ref().map(|s| (s.bytes(), s.counts())).unwrap_or_default();
         let kept = self.states.as_ref().map_or_else(|| self.residents.iter().flatten().count(), BlockStore::len);
         let (disk_bytes, disk) = self.disk.as_ref().map(|d| (d.bytes(), d.counts())).unwrap_or_default();
-        PrefixCounts { kept, bytes, store, disk_bytes, disk, ..self.counts }
+        let refills = self.refills.as_ref().map(Refills::counts);
+        PrefixCounts { kept, bytes, store, disk_bytes, disk, refills, ..self.counts }
     }
 
     /// Cells of all residents, as if none were shared.
@@ -59,7 +63,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Whether the stage can restore a candidate.
-    fn has(&self, c: &Candidate) -> bool {
+    pub(super) fn has(&self, c: &Candidate) -> bool {
         let Some((page, length)) = self.residents.get(usize::from(c.slot)).copied().flatten() else { return false };
         let fits = if self.payload.can_be_cut() { c.length <= length } else { c.length == length };
         let on_disk = || self.disk.as_ref().is_some_and(|d| d.holds(page));
@@ -75,16 +79,18 @@ impl<R: Runtime> Worker<R> {
             return 0;
         }
         self.take(target.lane, target.session);
-        let mut restored = 0;
+        let mut found = None;
         while let Some(best) = candidates.iter().max_by_key(|c| c.length).copied() {
             if self.load(&best, target.lane) {
-                restored = best.length;
+                found = Some(best);
                 break;
             }
             candidates.retain(|c| c.page != best.page);
         }
+        let (restored, rows) = (found.map_or(0, |c| c.length), self.rows_of(found.as_ref()));
         if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
             state.next = Position::try_from(restored).unwrap_or(Position::MAX);
+            state.rows = rows;
         }
         let count = if restored > 0 { &mut self.counts.hits } else { &mut self.counts.misses };
         *count += 1;
@@ -94,7 +100,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Fills an empty lane with what is kept. `false`: it could not be, and is forgotten.
-    fn load(&mut self, from: &Candidate, lane: Lane) -> bool {
+    pub(super) fn load(&mut self, from: &Candidate, lane: Lane) -> bool {
         let Some(states) = &mut self.states else {
             self.share(self.sequence(from.slot), lane, from.length);
             return true;
@@ -133,7 +139,7 @@ impl<R: Runtime> Worker<R> {
         }
         let begun = Instant::now();
         self.evict(resident.slot);
-        let cells = self.slot(target.lane).filter(|l| l.session == target.session).map_or(0, |l| i64::from(l.next));
+        let cells = self.slot(target.lane).filter(|l| l.session == target.session).map_or(0, |l| i64::from(l.cells()));
         let length = i64::from(resident.length);
         let kept = match self.payload {
             Payload::Resident if cells >= length => {
@@ -146,6 +152,9 @@ impl<R: Runtime> Worker<R> {
         };
         if kept {
             self.residents[usize::from(resident.slot)] = Some((resident.page, resident.length));
+            self.record_rows(target.lane, &resident);
+        } else if let Some(refills) = &mut self.refills {
+            refills.store.skip();
         }
         self.counts.recording += begun.elapsed();
     }
@@ -171,6 +180,7 @@ impl<R: Runtime> Worker<R> {
 
     pub(super) fn evict(&mut self, slot: u16) {
         let Some((page, _)) = self.residents.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        self.refills.iter_mut().for_each(|r| _ = r.store.remove(page));
         if let Some(states) = &mut self.states {
             states.remove(page);
             self.disk.iter_mut().for_each(|d| d.remove(page));
