@@ -5,7 +5,7 @@ mod activations;
 mod predict;
 mod prefixes;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use splitmodel_cache::{BlockStore, DiskStore, Payload, Settings};
 use splitmodel_link::frame::{
@@ -50,6 +50,8 @@ struct LaneState {
     rows: Option<LaneRows>,
     /// First position added by the running frame, to take it back when the computation fails.
     added: Option<Position>,
+    /// Time in filling it with a kept prefix, where that was tried.
+    restoring: Option<Duration>,
     /// On the last stage, once a config came.
     sampler: Option<SessionSampler>,
     traced: Option<Traced>,
@@ -353,8 +355,16 @@ impl<R: Runtime> Worker<R> {
     fn take(&mut self, lane: Lane, session: SessionId) {
         self.free(lane);
         if let Some(slot) = self.lanes.get_mut(usize::from(lane)) {
-            let rows = self.refills.is_some().then(LaneRows::default);
-            *slot = Some(LaneState { session, next: 0, refilled: 0, rows, added: None, sampler: None, traced: None });
+            *slot = Some(LaneState {
+                session,
+                next: 0,
+                refilled: 0,
+                rows: self.refills.is_some().then(LaneRows::default),
+                added: None,
+                restoring: None,
+                sampler: None,
+                traced: None,
+            });
         }
     }
 
@@ -557,7 +567,7 @@ fn tell(observer: &mut Option<Box<dyn Observer>>, lane: Lane, gone: Option<LaneS
     if let (Some(observer), Some(state)) = (observer, gone)
         && let Some(traced) = state.traced
     {
-        observer.stay(traced.stay(state.session, lane));
+        observer.stay(traced.stay(state.session, lane, state.restoring));
     }
 }
 

@@ -244,7 +244,8 @@ pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
         stride: c.shared_prefix_stride_tokens as usize,
         max_records: c.shared_prefix_record_limit as usize,
         replays: if c.enabled { c.replay_entries as usize } else { 0 },
-        activations: entries > 0 && c.activation_bytes > 0 && config.stages > 1,
+        // Residents are gone with every formation, at stage 0 as elsewhere.
+        activations: payload != Payload::Resident && entries > 0 && c.activation_bytes > 0 && config.stages > 1,
         first_page: 1,
     }
 }

@@ -252,7 +252,7 @@ fn refill_figures(r: &RefillCounts, out: &mut Out<'_, '_>) -> std::fmt::Result {
     let help = "Prefixes whose activations were given up for others, for want of bytes";
     out.counter("kv_activation_evictions", help, r.store.evictions as f64)?;
     let refills = [("served", r.served as f64), ("missed", r.missed as f64)];
-    let help = "Prompts of which another stage had lost the prefix, by whether stage 0 had its cells and activations";
+    let help = "Prompts of which a stage had lost the prefix, by whether stage 0 had its cells and activations";
     out.family("kv_refills", help, "outcome", refills)?;
     let help = "Prompt tokens that stage 0 gave kept activations of, and did not compute again";
     out.counter("kv_refilled_tokens", help, r.tokens as f64)

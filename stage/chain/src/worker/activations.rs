@@ -2,6 +2,7 @@
 //! this one still has.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use splitmodel_cache::{ActivationCounts, ActivationStore};
 use splitmodel_link::frame::{Activations, Candidate, Frame, Lane, Position, Row, Target};
@@ -44,7 +45,7 @@ impl Refills {
 }
 
 /// Activations of a lane's rows, from position 0 on: floats, row-major.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct LaneRows {
     /// The first ones, which are kept, or were.
     shared: Arc<[f32]>,
@@ -143,6 +144,7 @@ impl<R: Runtime> Worker<R> {
         if usize::from(target.lane) >= self.lanes.len() {
             return; // its rows are reported
         }
+        let begun = Instant::now();
         self.take(target.lane, target.session);
         let width = self.runtime.width();
         candidates.retain(|c| self.has(c));
@@ -156,6 +158,7 @@ impl<R: Runtime> Worker<R> {
             if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
                 state.refilled = Position::try_from(candidate.length).unwrap_or(Position::MAX);
                 state.rows = Some(LaneRows::begin(rows, floats));
+                state.restoring = Some(begun.elapsed());
             }
             self.refills.iter_mut().for_each(|r| r.served += 1);
             return;

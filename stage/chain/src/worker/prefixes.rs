@@ -90,7 +90,7 @@ impl<R: Runtime> Worker<R> {
         let (restored, rows) = (found.map_or(0, |c| c.length), self.rows_of(found.as_ref()));
         if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
             state.next = Position::try_from(restored).unwrap_or(Position::MAX);
-            state.rows = rows;
+            (state.rows, state.restoring) = (rows, Some(begun.elapsed()));
         }
         let count = if restored > 0 { &mut self.counts.hits } else { &mut self.counts.misses };
         *count += 1;
