@@ -164,7 +164,7 @@ fn every_refusal_names_its_field() {
         ("api.max_connections:", |c| c.api.as_mut().unwrap().max_connections = 0),
         ("engine.context_length:", |c| c.engine.context_length = 0),
         ("engine.context_length:", |c| c.engine.context_length = u32::MAX),
-        ("engine.lanes:", |c| c.engine.lanes = 256),
+        ("engine.lanes:", |c| c.engine.lanes = 257),
         ("engine.n_ctx:", |c| c.engine.n_ctx = Some(1)),
         ("engine.n_batch:", |c| c.engine.n_batch = 1),
         ("engine.n_ubatch:", |c| c.engine.n_ubatch = 0),
