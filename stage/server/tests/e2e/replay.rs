@@ -188,7 +188,7 @@ async fn prompts_that_begin_alike_share_cells() {
             vec![Load { more: sampling(), ..alike(977, 40) }, alike(978, 5)],
         ];
         let ops = check(plan, waves).await;
-        let lanes = 5; // four and the probe's; residents come after
+        let lanes = 4; // residents come after
         let restored = ops.windows(2).filter_map(|pair| match pair {
             [_, Op::SeqCp { from, to, end, .. }] if *from >= lanes && *to < lanes => Some(*end),
             [Op::LoadState { .. }, Op::SeqRm { from, .. }] => Some(*from),
