@@ -49,7 +49,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Cut),
         1 => (0..5usize).prop_map(Act::Fail),
         1 => (0..5usize).prop_map(Act::FailState),
-        1 => (0..5usize).prop_map(Act::Forget),
+        2 => (0..5usize).prop_map(Act::Forget),
         1 => (0..5usize, 1..12u64, 0..3u16).prop_map(|(stage, page, slot)| Act::ForgetOne(stage, page, slot)),
     ]
 }

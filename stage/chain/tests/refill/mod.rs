@@ -5,7 +5,7 @@ use splitmodel_chain::scheduler::{Limits, Request};
 use splitmodel_chain::worker::RefillCounts;
 use splitmodel_link::frame::SessionId;
 
-use crate::sim::{Chain, Memory, alone, limits, request};
+use crate::sim::{Chain, Memory, alone, greedy, limits, request};
 use crate::{sampled, turn};
 
 /// A chain of three stages that keeps activations, after the probe.
@@ -78,6 +78,21 @@ fn a_longer_prefix_serves_a_shorter_one_where_it_can_be_cut() {
         let id = run(&mut chain, &other);
         assert_eq!(computed(&chain, 0, id).first(), Some(&20), "{memory:?}");
         assert_eq!(refills(&chain).tokens, 20);
+    }
+}
+
+#[test]
+fn an_earlier_answer_is_not_given_where_it_is_made_anew() {
+    for memory in [Memory::Dense, Memory::Copied] {
+        let mut chain = chain(memory, limits(2, 3, 8));
+        let first = request((0..30).collect(), 20, &greedy());
+        run(&mut chain, &first);
+        chain.forget(1);
+        // It begins behind its earlier answer; as a stage has lost that, with its prompt.
+        let id = run(&mut chain, &first);
+        let rows = computed(&chain, 0, id);
+        assert!(rows[0] > 29 && rows.iter().min() == Some(&29), "{memory:?}: {rows:?}");
+        assert_eq!((refills(&chain).tokens, chain.scheduler.counts().replays), (29, 0));
     }
 }
 
