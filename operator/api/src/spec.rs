@@ -273,6 +273,10 @@ pub struct KvCacheSpec {
     /// Bytes of kept prefixes that each stage keeps on its cache volume, too, for when it starts again; absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<Quantity>,
+    /// Host memory of stage 0 for activations of kept prefixes, so that it need not compute again what another stage has lost; absent:
+    /// none. A token has as many bytes as the model's width, four times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation_bytes: Option<Quantity>,
     /// Distance of the lengths at which exact states are taken, in tokens.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shared_prefix_stride_tokens: u32,
@@ -292,6 +296,7 @@ impl Default for KvCacheSpec {
             min_tokens: 64,
             max_bytes: Quantity("1Gi".to_owned()),
             disk_bytes: None,
+            activation_bytes: None,
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
             replay_entries: 1024,

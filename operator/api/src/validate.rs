@@ -87,6 +87,7 @@ impl SplitModelSpec {
         check_quantity("spec.cacheVolume.size", self.cache_volume.size.as_ref(), problems);
         check_quantity("spec.kvCache.maxBytes", Some(&self.kv_cache.max_bytes), problems);
         check_quantity("spec.kvCache.diskBytes", self.kv_cache.disk_bytes.as_ref(), problems);
+        check_quantity("spec.kvCache.activationBytes", self.kv_cache.activation_bytes.as_ref(), problems);
         if self.cache_volume.storage_class_name.is_some() && !self.cache_volume.persistent {
             problems.push(Problem::new("spec.cacheVolume.storageClassName", "needs persistent: true"));
         }

@@ -97,6 +97,7 @@ impl Wanted {
             // Other texts were refused.
             max_bytes: spec.max_bytes.bytes().unwrap_or(0),
             disk_bytes: spec.disk_bytes.as_ref().and_then(Quantity::bytes).unwrap_or(0),
+            activation_bytes: spec.activation_bytes.as_ref().and_then(Quantity::bytes).unwrap_or(0),
             shared_prefix_stride_tokens: spec.shared_prefix_stride_tokens,
             shared_prefix_record_limit: spec.shared_prefix_record_limit,
             full_states: false,

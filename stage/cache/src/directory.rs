@@ -54,6 +54,8 @@ pub struct Settings {
     pub max_records: usize,
     /// Deterministic answers of which the first tokens are kept, at most; 0 keeps none.
     pub replays: usize,
+    /// Whether stage 0 keeps the activations of prefixes, too, for when another stage has lost them.
+    pub activations: bool,
     /// Number of the first page. Stages that outlive this directory must never meet a number twice, so each begins behind the
     /// last of all earlier ones.
     pub first_page: u64,

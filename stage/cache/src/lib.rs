@@ -5,8 +5,10 @@
 //! - [`Checkpoints`]: at which lengths of a prompt an exact state is taken.
 //! - [`Replays`]: the first tokens of deterministic answers.
 //! - [`BlockStore`]: copies, or exact states as content-hashed blocks that states share, of one stage, in memory.
+//! - [`ActivationStore`]: the activations of prefixes at the end of stage 0, in memory.
 //! - [`DiskStore`]: the same as files, for a stage that starts again; a [snapshot](Directory::snapshot) is that of a directory.
 
+mod activations;
 mod blocks;
 mod directory;
 mod disk;
@@ -16,6 +18,7 @@ mod radix;
 mod replays;
 mod snapshot;
 
+pub use activations::{ActivationCounts, ActivationStore};
 pub use blocks::{BlockStore, StoreCounts, StoreError};
 pub use directory::{Directory, Payload, Place, Settings};
 pub use disk::{DiskCounts, DiskError, DiskStore};

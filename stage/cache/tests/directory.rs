@@ -14,6 +14,7 @@ const SETTINGS: Settings = Settings {
     stride: 8,
     max_records: 2,
     replays: 0,
+    activations: false,
     first_page: 7,
 };
 const NOBODY: fn() -> Namespace = Namespace::default;

@@ -47,6 +47,8 @@ pub struct Stay {
     pub ended: SystemTime,
     /// What was done for it.
     pub work: Work,
+    /// Time in filling its lane with a kept prefix, where that was tried.
+    pub restoring: Option<Duration>,
 }
 
 /// A session's rows in one frame.
@@ -110,8 +112,8 @@ impl Traced {
         }
     }
 
-    pub(crate) fn stay(self, session: SessionId, lane: Lane) -> Stay {
+    pub(crate) fn stay(self, session: SessionId, lane: Lane, restoring: Option<Duration>) -> Stay {
         let Self { context, began, work } = self;
-        Stay { session, lane, context, began, ended: SystemTime::now(), work }
+        Stay { session, lane, context, began, ended: SystemTime::now(), work, restoring }
     }
 }

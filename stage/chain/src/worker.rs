@@ -1,15 +1,15 @@
 //! The worker of a stage: applies a frame to the stage's slice, row by row and section by section, and makes the frame
 //! for the next stage or, on the last stage, the predictions. The same code runs on every stage of every chain.
 
+mod activations;
 mod predict;
 mod prefixes;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use splitmodel_cache::{BlockStore, DiskStore, Payload, Settings};
 use splitmodel_link::frame::{
-    Activations, ErrorClass, Frame, Lane, Position, Predictions, Report, Row, Section, SessionId, StageStats, Target,
-    row_flags,
+    ErrorClass, Frame, Lane, Position, Predictions, Report, Row, Section, SessionId, StageStats, Target, row_flags,
 };
 use splitmodel_sampling::{GenerationConfig, GrammarFactory, SessionSampler};
 use zerocopy::IntoBytes;
@@ -17,6 +17,8 @@ use zerocopy::IntoBytes;
 use crate::observe::{Observer, TraceContext, Traced};
 use crate::runtime::{Batch, Runtime, RuntimeError};
 use crate::schedule::{LoggedLogits, LoggedRow, Op, Sink};
+pub use activations::RefillCounts;
+use activations::{Given, LaneRows, Refills};
 pub use prefixes::PrefixCounts;
 
 /// Where a stage stands in its chain.
@@ -42,8 +44,14 @@ struct LaneState {
     session: SessionId,
     /// Cells held: the position the next row must have.
     next: Position,
+    /// End of the rows that get kept activations; the cells up to there are in the runtime. At most `next` otherwise.
+    refilled: Position,
+    /// Activations of its rows, where they are kept and all are known.
+    rows: Option<LaneRows>,
     /// First position added by the running frame, to take it back when the computation fails.
     added: Option<Position>,
+    /// Time in filling it with a kept prefix, where that was tried.
+    restoring: Option<Duration>,
     /// On the last stage, once a config came.
     sampler: Option<SessionSampler>,
     traced: Option<Traced>,
@@ -65,11 +73,14 @@ pub struct Worker<R: Runtime> {
     states: Option<BlockStore>,
     /// The same as files.
     disk: Option<DiskStore>,
+    /// Activations of prefixes, where they are kept.
+    refills: Option<Refills>,
     counts: PrefixCounts,
     grammars: Option<GrammarFactory>,
     sink: Option<Box<dyn Sink>>,
     observer: Option<Box<dyn Observer>>,
     batch: Scratch,
+    given: Given,
     spare: Vec<f32>,
 }
 
@@ -101,7 +112,7 @@ impl<R: Runtime> Worker<R> {
     /// for a grammar is refused.
     pub fn new(runtime: R, place: Place, lanes: usize, grammars: Option<GrammarFactory>) -> Self {
         let (lanes, idle) = (std::iter::repeat_with(|| None).take(lanes).collect(), vec![None; lanes]);
-        let (batch, spare) = (Scratch::default(), Vec::new());
+        let (batch, given, spare) = (Scratch::default(), Given::default(), Vec::new());
         Self {
             runtime,
             place,
@@ -111,11 +122,13 @@ impl<R: Runtime> Worker<R> {
             payload: Payload::default(),
             states: None,
             disk: None,
+            refills: None,
             counts: PrefixCounts::default(),
             grammars,
             sink: None,
             observer: None,
             batch,
+            given,
             spare,
         }
     }
@@ -179,7 +192,7 @@ impl<R: Runtime> Worker<R> {
 
     /// Cells of each lane in use: (lane, session, cells).
     pub fn lanes(&self) -> impl Iterator<Item = (Lane, SessionId, Position)> + '_ {
-        self.lanes.iter().zip(0..).filter_map(|(l, i)| l.as_ref().map(|l| (i, l.session, l.next)))
+        self.lanes.iter().zip(0..).filter_map(|(l, i)| l.as_ref().map(|l| (i, l.session, l.cells())))
     }
 
     /// Frees every lane; when the upstream is gone, nobody else will. Prefixes that do not stand in the runtime's cells stay.
@@ -191,7 +204,9 @@ impl<R: Runtime> Worker<R> {
         self.idle.fill(None);
         if self.states.is_none() {
             self.residents.fill(None);
+            self.refills.iter_mut().for_each(|r| r.store.clear());
         }
+        self.weigh_rows();
         self.log(|| Op::Clear);
     }
 
@@ -203,10 +218,11 @@ impl<R: Runtime> Worker<R> {
             self.apply(section, &mut reports);
         }
         self.batch.clear();
+        self.given.clear();
         for i in 0..frame.rows.len() {
             self.admit(&mut frame.rows, i, &mut reports);
         }
-        if self.sink.is_some() && self.batch.index.len() != frame.rows.len() {
+        if self.sink.is_some() && self.batch.index.len() + self.given.index.len() != frame.rows.len() {
             let (seq, sessions) = (frame.seq, dropped_sessions(&frame));
             self.log(|| Op::Dropped { seq, sessions });
         }
@@ -238,6 +254,8 @@ impl<R: Runtime> Worker<R> {
             Outcome::Reply(Predictions { seq: frame.seq, sections: frame.sections, records })
         } else {
             self.collect(&mut frame);
+            self.weigh_rows();
+            frame.sections.retain(|s| !matches!(s, Section::Refill { .. }));
             Outcome::Forward(frame)
         };
         let total = micros(start);
@@ -281,6 +299,7 @@ impl<R: Runtime> Worker<R> {
                     *section = Section::Restored { session: target.session, epoch: target.epoch, length };
                 }
             }
+            Section::Refill { target, candidates } => self.refill(*target, std::mem::take(candidates)),
             Section::Record { target, resident } => self.record(*target, *resident),
             Section::Evict { page, slot } => {
                 if self.residents.get(usize::from(*slot)).is_some_and(|r| r.is_some_and(|(p, _)| p == *page)) {
@@ -332,20 +351,6 @@ impl<R: Runtime> Worker<R> {
         }
     }
 
-    /// Ends a lane's session. What the lane begins with may stay for the next one.
-    fn leave(&mut self, lane: Lane) {
-        let stays = self.payload == Payload::Copied && self.runtime.has_own_caches();
-        let begins = self.slot(lane).and_then(|state| state.begins).filter(|_| stays);
-        match begins {
-            Some((_, length)) if self.remove(lane, Position::try_from(length).unwrap_or(Position::MAX)) => {
-                let gone = self.lanes[usize::from(lane)].take();
-                tell(&mut self.observer, lane, gone);
-                self.idle[usize::from(lane)] = begins;
-            }
-            _ => self.free(lane),
-        }
-    }
-
     /// Removes cells from `from` on; whole lanes always go.
     fn remove(&mut self, lane: Lane, from: Position) -> bool {
         let done = self.runtime.seq_rm(lane, from, -1);
@@ -364,16 +369,26 @@ impl<R: Runtime> Worker<R> {
     /// Gives the lane to a session, with what it holds.
     fn occupy(&mut self, lane: Lane, session: SessionId) {
         if let Some(slot) = self.lanes.get_mut(usize::from(lane)) {
-            *slot = Some(LaneState { session, next: 0, added: None, sampler: None, traced: None, begins: None });
+            *slot = Some(LaneState {
+                session,
+                next: 0,
+                refilled: 0,
+                rows: self.refills.is_some().then(LaneRows::default),
+                added: None,
+                restoring: None,
+                sampler: None,
+                traced: None,
+                begins: None,
+            });
         }
     }
 
     /// Brings a lane back to `position` cells, or to none where the cache cannot remove a part. Windows cannot, though it looks
     /// as if they could: what the removed cells pushed out is gone.
     fn trim(&mut self, lane: Lane, position: Position) {
-        let Some(next) = self.slot(lane).map(|l| l.next) else { return };
-        let position = position.max(0);
-        if position >= next {
+        let Some((next, cells)) = self.slot(lane).map(|l| (l.next, l.cells())) else { return };
+        let position = position.clamp(0, next);
+        if position >= cells {
             return;
         }
         let kept = if self.payload.can_be_cut() && self.remove(lane, position) {
@@ -383,8 +398,14 @@ impl<R: Runtime> Worker<R> {
             0
         };
         if let Some(Some(state)) = self.lanes.get_mut(usize::from(lane)) {
-            state.next = kept;
+            (state.next, state.refilled) = (kept, 0);
             state.begins = state.begins.filter(|(_, length)| i64::from(*length) <= i64::from(kept));
+            let floats = usize::try_from(kept).unwrap_or(0) * self.runtime.width();
+            match &mut state.rows {
+                Some(rows) => rows.truncate(floats),
+                None if kept == 0 => state.rows = self.refills.is_some().then(LaneRows::default),
+                None => {}
+            }
             if state.sampler.as_mut().is_some_and(|s| s.truncate(kept).is_err()) {
                 state.sampler = None; // its rows will say so, and stage 0 sends a config again
             }
@@ -433,8 +454,13 @@ impl<R: Runtime> Worker<R> {
             reports.push(self.report(ErrorClass::Backend, u32::try_from(i).ok(), row.session, message));
             return;
         };
-        state.added.get_or_insert(row.position);
         state.next = row.position + 1;
+        if row.position >= state.refilled {
+            state.added.get_or_insert(row.position);
+        }
+        if self.give(i, &row) {
+            return;
+        }
         self.batch.index.push(i);
         self.batch.lanes.push(row.lane);
         self.batch.positions.push(row.position);
@@ -460,6 +486,7 @@ impl<R: Runtime> Worker<R> {
             }
             self.trim(row.lane, row.position);
         }
+        self.check_refill(row);
         let next = self.slot(row.lane).map_or(0, |l| l.next);
         (row.position != next).then(|| format!("position {} on top of {next} cells: a gap", row.position))
     }
@@ -479,6 +506,7 @@ impl<R: Runtime> Worker<R> {
         });
         match result {
             Ok(()) => {
+                self.note_rows();
                 if self.sink.is_some() && !self.runtime.is_last() {
                     let op = self.decode_op(frame, Vec::new());
                     self.log(|| op);
@@ -531,31 +559,6 @@ impl<R: Runtime> Worker<R> {
         self.batch.clear();
     }
 
-    /// Puts the activations of the computed rows into the frame; dropped rows get zeros.
-    fn collect(&mut self, frame: &mut Frame) {
-        let width = self.runtime.width();
-        let mut data = if frame.activations.data.capacity() == 0 {
-            std::mem::take(&mut self.spare)
-        } else {
-            std::mem::take(&mut frame.activations.data)
-        };
-        data.clear();
-        if !self.batch.index.is_empty() {
-            let computed = self.runtime.activations();
-            if self.batch.index.len() == frame.rows.len() {
-                data.extend_from_slice(computed);
-            } else {
-                data.resize(frame.rows.len() * width, 0.0);
-                for (at, &i) in self.batch.index.iter().enumerate() {
-                    data[i * width..(i + 1) * width].copy_from_slice(&computed[at * width..(at + 1) * width]);
-                }
-            }
-        } else {
-            data.resize(frame.rows.len() * width, 0.0);
-        }
-        frame.activations = Activations { width: u32::try_from(width).unwrap_or(u32::MAX), data };
-    }
-
     fn decode_op(&self, frame: &Frame, logits: Vec<LoggedLogits>) -> Op {
         let row = |&i: &usize| {
             let r = &frame.rows[i];
@@ -580,7 +583,7 @@ fn tell(observer: &mut Option<Box<dyn Observer>>, lane: Lane, gone: Option<LaneS
     if let (Some(observer), Some(state)) = (observer, gone)
         && let Some(traced) = state.traced
     {
-        observer.stay(traced.stay(state.session, lane));
+        observer.stay(traced.stay(state.session, lane, state.restoring));
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![cfg(test)]
 
+mod refill;
 mod sim;
 
 use std::sync::atomic::Ordering;
@@ -48,7 +49,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Cut),
         1 => (0..5usize).prop_map(Act::Fail),
         1 => (0..5usize).prop_map(Act::FailState),
-        1 => (0..5usize).prop_map(Act::Forget),
+        2 => (0..5usize).prop_map(Act::Forget),
         1 => (0..5usize, 1..12u64, 0..3u16).prop_map(|(stage, page, slot)| Act::ForgetOne(stage, page, slot)),
     ]
 }
@@ -63,9 +64,9 @@ fn sampled(seed: u64) -> GenerationConfig {
     }
 }
 
-fn run(stages: u16, lanes: u16, chunk: usize, memory: Memory, acts: &[Act]) {
+fn run(stages: u16, limits: Limits, memory: Memory, acts: &[Act]) {
     // Faults may come thick here; sessions must outlast them.
-    let limits = Limits { max_attempts: 1000, ..limits(lanes, usize::from(stages), chunk) };
+    let limits = Limits { max_attempts: 1000, ..limits };
     let mut chain = Chain::with(stages, limits, memory);
     let mut sent: Vec<(u64, splitmodel_chain::scheduler::Request)> = Vec::new();
     let mut cancelled = std::collections::HashSet::new();
@@ -126,6 +127,7 @@ fn run(stages: u16, lanes: u16, chunk: usize, memory: Memory, acts: &[Act]) {
         assert_eq!(worker.runtime().held(), worker.resident_cells(), "cells leaked");
         let kept = worker.prefix_counts();
         assert!(kept.bytes <= sim::MAX_BYTES && kept.kept <= usize::from(limits.cache.max_entries), "{kept:?}");
+        assert!(kept.refills.is_none_or(|r| r.bytes <= sim::MAX_BYTES), "{kept:?}");
     }
     for ops in &chain.ops {
         shadow::check(&ops.lock().unwrap(), None).unwrap();
@@ -142,9 +144,11 @@ proptest! {
     #[test]
     fn any_interleaving_gives_the_undisturbed_text(
         stages in 1..5u16, lanes in 1..5u16, chunk in 1..40usize, memory in prop::sample::select(&Memory::ALL[..]),
-        acts in prop::collection::vec(act(), 1..120),
+        activations: bool, acts in prop::collection::vec(act(), 1..120),
     ) {
-        run(stages, lanes, chunk, memory, &acts);
+        let limits = limits(lanes, usize::from(stages), chunk);
+        let cache = splitmodel_cache::Settings { activations: activations && stages > 1, ..limits.cache };
+        run(stages, Limits { cache, ..limits }, memory, &acts);
     }
 }
 

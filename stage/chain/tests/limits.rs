@@ -23,6 +23,7 @@ const LIMITS: Limits = Limits {
         stride: 128,
         max_records: 1,
         replays: 0,
+        activations: false,
         first_page: 1,
     },
 };

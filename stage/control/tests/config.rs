@@ -149,6 +149,10 @@ fn every_refusal_names_its_field() {
             c.kv_cache.disk_bytes = 1;
             c.schedule_log = Some("log".into());
         }),
+        ("schedule_log:", |c| {
+            c.kv_cache.activation_bytes = 1;
+            c.schedule_log = Some("log".into());
+        }),
         ("telemetry.queue:", |c| c.telemetry.queue = 0),
         ("telemetry.otlp_endpoint:", |c| c.telemetry.otlp_endpoint = Some("collector:4317".into())),
         ("metrics.bind:", |c| c.metrics = Some(c.control)),

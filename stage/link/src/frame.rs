@@ -302,6 +302,15 @@ pub enum Section {
         /// Longest first, at most [`MAX_CANDIDATES`].
         candidates: Vec<Candidate>,
     },
+    /// Begin a session again at position 0, when another stage has lost what it was to begin with: stage 0 takes the longest of these
+    /// prefixes of which it has cells and activations, and answers the session's rows with those as far as they go. For stage 0
+    /// alone, which takes it out; it is never sent.
+    Refill {
+        /// The session, whose lane is free or its own.
+        target: Target,
+        /// Longest first.
+        candidates: Vec<Candidate>,
+    },
     /// Keep the first cells of a session's lane as a resident.
     Record {
         /// The session.

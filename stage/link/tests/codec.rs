@@ -6,8 +6,10 @@ mod common;
 use common::from_bytes::{Draw, message};
 use common::{bytes, fuzz, limits, samples};
 use proptest::prelude::*;
-use splitmodel_link::codec::{ActivationDtype, CodecError, Limits, MAX_RECORDS, Message, Shape, decode, encode};
-use splitmodel_link::frame::{Activations, ErrorClass, Frame, Row, Section};
+use splitmodel_link::codec::{
+    ActivationDtype, CodecError, Limits, MAX_RECORDS, Message, Shape, decode, encode, wire_len,
+};
+use splitmodel_link::frame::{Activations, ErrorClass, Frame, Row, Section, Target};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
@@ -185,7 +187,7 @@ fn with_section(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
 
 #[test]
 fn sections_without_implementation_are_named() {
-    for kind in [6, 10, 16, 17] {
+    for kind in [6, 10, 16, 17, 18] {
         for flags in [0, 1] {
             let e = decode(&with_section(kind, flags, &[0; 16]), &limits()).unwrap_err();
             assert_eq!(e, CodecError::Unsupported { section: kind });
@@ -194,6 +196,15 @@ fn sections_without_implementation_are_named() {
     }
     let e = decode(&with_section(500, 1, &[]), &limits()).unwrap_err();
     assert_eq!(e, CodecError::Unsupported { section: 500 });
+}
+
+#[test]
+fn what_stays_within_stage_0_is_not_encoded() {
+    let refill = Section::Refill { target: Target::default(), candidates: Vec::new() };
+    let message = Message::Frame(Frame { sections: vec![refill], ..Frame::default() });
+    let e = encode(&message, ActivationDtype::F32).unwrap_err();
+    assert_eq!(e, CodecError::NotSent { section: 18 });
+    assert_eq!(wire_len(&message, ActivationDtype::F32, &limits()).unwrap_err(), e);
 }
 
 #[test]

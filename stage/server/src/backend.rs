@@ -1,6 +1,7 @@
 //! What the HTTP API sees of the chain.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use splitmodel_cache::{Fingerprint, Identity};
 use splitmodel_chain::scheduler::{AdmissionError, Request};
@@ -134,9 +135,16 @@ impl Backend for ChainBackend {
                 coordinator.cancel(*id);
             }
         });
-        let client = Client { sender, received: request.received, trace: self.telemetry.request(&request) };
-        let request_id = request.request_id;
+        let mut trace = self.telemetry.request(&request);
+        let begun = Instant::now();
+        let namespace = self.identity.namespace(request.cache_key.as_deref(), request.tenant.as_deref());
         let replayable = if request.logprobs { None } else { request.config.deterministic() };
+        let fingerprint = replayable.map(|bytes| Fingerprint::of(&bytes));
+        if let Some(trace) = trace.as_mut().filter(|_| self.telemetry.details()) {
+            trace.identified(1 + u64::from(fingerprint.is_some()), begun.elapsed());
+        }
+        let client = Client { sender, received: request.received, trace };
+        let request_id = request.request_id;
         let request = Request {
             prompt: request.prompt,
             config,
@@ -144,9 +152,9 @@ impl Backend for ChainBackend {
             eog: request.config.eog,
             logprobs: request.logprobs,
             trace: None,
-            namespace: self.identity.namespace(request.cache_key.as_deref(), request.tenant.as_deref()),
+            namespace,
             alone: false,
-            fingerprint: replayable.map(|bytes| Fingerprint::of(&bytes)),
+            fingerprint,
         };
         match self.coordinator.submit(request, client) {
             Ok(session) => {

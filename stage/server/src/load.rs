@@ -244,6 +244,8 @@ pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
         stride: c.shared_prefix_stride_tokens as usize,
         max_records: c.shared_prefix_record_limit as usize,
         replays: if c.enabled { c.replay_entries as usize } else { 0 },
+        // Residents are gone with every formation, at stage 0 as elsewhere.
+        activations: payload != Payload::Resident && entries > 0 && c.activation_bytes > 0 && config.stages > 1,
         first_page: 1,
     }
 }
@@ -313,6 +315,9 @@ pub fn worker(
     let mut worker = Worker::new(slice, place, lanes, grammars).with_cache(&prefixes, config.kv_cache.max_bytes);
     if let Some(disk) = kept::open(config, packages, &engine, &prefixes) {
         worker = worker.with_disk(disk);
+    }
+    if prefixes.activations {
+        worker = worker.with_activations(config.kv_cache.activation_bytes);
     }
     if let Some(path) = &config.schedule_log {
         let fail = |source| LoadError::Log { path: path.clone(), source };

@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use splitmodel_chain::worker::PrefixCounts;
+use splitmodel_chain::worker::{PrefixCounts, RefillCounts};
 use splitmodel_link::Sender;
 use splitmodel_link::connection::Traffic;
 use tokio::net::TcpListener;
@@ -240,7 +240,23 @@ fn prefix_figures(p: &PrefixCounts, out: &mut Out<'_, '_>) -> std::fmt::Result {
         ("evicted", d.evictions as f64),
     ];
     out.gauge("kv_disk_bytes", "Bytes of prefixes on this stage's disk", p.disk_bytes as f64)?;
-    out.family("kv_disk", "Prefixes on this stage's disk by what became of them", "outcome", files)
+    out.family("kv_disk", "Prefixes on this stage's disk by what became of them", "outcome", files)?;
+    p.refills.as_ref().map_or(Ok(()), |r| refill_figures(r, out))
+}
+
+fn refill_figures(r: &RefillCounts, out: &mut Out<'_, '_>) -> std::fmt::Result {
+    let help = "Bytes of activations that stage 0 keeps: of prefixes, and of sessions under way";
+    out.gauge("kv_activation_bytes", help, r.bytes as f64)?;
+    let records = [("stored", r.store.stored as f64), ("skipped", r.store.skipped as f64)];
+    let help = "Recorded prefixes by whether their activations were kept, too";
+    out.family("kv_activation_records", help, "outcome", records)?;
+    let help = "Prefixes whose activations were given up for others, for want of bytes";
+    out.counter("kv_activation_evictions", help, r.store.evictions as f64)?;
+    let refills = [("served", r.served as f64), ("missed", r.missed as f64)];
+    let help = "Prompts of which a stage had lost the prefix, by whether stage 0 had its cells and activations";
+    out.family("kv_refills", help, "outcome", refills)?;
+    let help = "Prompt tokens that stage 0 gave kept activations of, and did not compute again";
+    out.counter("kv_refilled_tokens", help, r.tokens as f64)
 }
 
 fn coordinator_figures(coordinator: &Coordinator, activation_bytes: u64, out: &mut Out<'_, '_>) -> std::fmt::Result {

@@ -57,7 +57,7 @@ pub fn good() -> Vec<Value> {
             json!({"api": {"keySecret": "keys", "serviceType": "LoadBalancer", "port": 80, "sessionAffinity": "ClientIP"}}),
         ),
         with(
-            json!({"mtls": false, "wireType": "f16", "kvCache": {"enabled": false, "maxBytes": "512Mi", "diskBytes": "20Gi"}, "deadlines": {"drainSeconds": 0}}),
+            json!({"mtls": false, "wireType": "f16", "kvCache": {"enabled": false, "maxBytes": "512Mi", "diskBytes": "20Gi", "activationBytes": "1Gi"}, "deadlines": {"drainSeconds": 0}}),
         ),
         with(json!({"stages": null, "modelName": null})),
         with(
@@ -133,6 +133,7 @@ pub fn against_rules() -> Vec<(&'static str, Value)> {
         ("spec.cacheVolume.size", with(json!({"cacheVolume": {"size": "big"}}))),
         ("spec.kvCache.maxBytes", with(json!({"kvCache": {"maxBytes": "0"}}))),
         ("spec.kvCache.diskBytes", with(json!({"kvCache": {"diskBytes": "much"}}))),
+        ("spec.kvCache.activationBytes", with(json!({"kvCache": {"activationBytes": "0"}}))),
         ("spec.pods.env[0].name", with(json!({"pods": {"env": [{"name": "A-B"}]}}))),
         ("spec.pods.env[0].name", with(json!({"pods": {"env": [{"name": "1A"}]}}))),
         ("spec.model.caConfigMap", manifest(json!({"model": {"source": "https://a/b", "caConfigMap": "Bundle"}}))),

@@ -224,7 +224,7 @@ impl Chain<'_> {
                 "--termination-log".into(),
                 "/dev/termination-log".into(),
             ],
-            resources: self.resources(plan, stage_spec),
+            resources: self.resources(stage, plan, stage_spec),
             mounts,
             more: container(stage),
         };
@@ -250,14 +250,18 @@ impl Chain<'_> {
         Template { spec, stage: stage_spec, settings, container, volumes, more }.pod_spec()
     }
 
-    /// Host memory that kept prefixes take at most: as many as are kept, each as long as a session can be.
-    fn prefix_bytes(&self, plan: &PlannedStage) -> i64 {
+    /// Host memory that kept prefixes take at most: as many as are kept, each as long as a session can be; and on stage 0 of several
+    /// what is kept of activations.
+    fn prefix_bytes(&self, stage: usize, plan: &PlannedStage) -> i64 {
         let cache = self.recipe.wanted.kv_cache();
-        if !cache.enabled {
+        if !cache.enabled || cache.max_entries == 0 {
             return 0;
         }
         let session = plan.kv_bytes / i64::from(self.recipe.wanted.spec.parallel.max(1));
-        session.saturating_mul(cache.max_entries.into()).min(i64::try_from(cache.max_bytes).unwrap_or(i64::MAX))
+        let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let kept = session.saturating_mul(cache.max_entries.into()).min(bytes(cache.max_bytes));
+        let first = stage == 0 && self.recipe.plan.stages.len() > 1;
+        kept.saturating_add(if first { bytes(cache.activation_bytes) } else { 0 })
     }
 
     /// Bytes of the cache volume for kept prefixes, with some that are put aside.
@@ -266,10 +270,10 @@ impl Chain<'_> {
         i64::try_from(bytes.saturating_add(bytes / 4)).unwrap_or(i64::MAX)
     }
 
-    fn resources(&self, plan: &PlannedStage, spec: &StageSpec) -> Value {
-        let on_host = plan.embedding_bytes + PROCESS_BYTES + self.prefix_bytes(plan);
+    fn resources(&self, stage: usize, plan: &PlannedStage, spec: &StageSpec) -> Value {
+        let on_host = (plan.embedding_bytes + PROCESS_BYTES).saturating_add(self.prefix_bytes(stage, plan));
         let slice = plan.weight_bytes + plan.kv_bytes + plan.compute_bytes;
-        let memory = if spec.gpu.is_some() { on_host } else { on_host + slice };
+        let memory = if spec.gpu.is_some() { on_host } else { on_host.saturating_add(slice) };
         let (mut requests, mut limits) = (Map::new(), Map::new());
         let default = if spec.gpu.is_some() { "250m" } else { "500m" };
         requests.insert("cpu".into(), spec.cpu.clone().unwrap_or_else(|| default.to_owned()).into());

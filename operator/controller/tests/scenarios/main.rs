@@ -4,7 +4,7 @@
 mod fake;
 
 use fake::Scene;
-use serde_json::json;
+use serde_json::{Value, json};
 use splitmodel_api::Phase;
 use splitmodel_control::{Phase as At, StageStatus};
 use splitmodel_gguf::Model;
@@ -111,6 +111,24 @@ async fn a_private_authority_reaches_every_pod() {
         let mount = json!({"name": "ca", "mountPath": "/ca", "readOnly": true});
         assert!(container["volumeMounts"].as_array().unwrap().contains(&mount), "{pod}");
     }
+}
+
+#[tokio::test]
+async fn the_first_stage_asks_for_the_memory_of_activations() {
+    let requests = async |more: &str| {
+        let mut scene = Scene::new(&format!("{SPEC}  kvCache: {{maxEntries: 4{more}}}\n"));
+        scene.settle().await;
+        scene.inspected(0, &facts());
+        scene.settle().await;
+        let memory = |stage: Value| {
+            let pod = &stage["spec"]["template"]["spec"];
+            let memory = pod["containers"][0]["resources"]["requests"]["memory"].as_str().unwrap().to_owned();
+            memory.strip_suffix("Mi").unwrap().parse::<i64>().unwrap()
+        };
+        scene.objects("StatefulSet").into_iter().map(memory).collect::<Vec<_>>()
+    };
+    let (without, with) = (requests("").await, requests(", activationBytes: 100Mi").await);
+    assert_eq!(with, [without[0] + 100, without[1], without[2]]);
 }
 
 #[tokio::test]

@@ -118,6 +118,17 @@ impl Scheduler {
         true
     }
 
+    /// Begins an attempt of a session at position 0, of which some stage lost `candidates`. Stage 0 may still have them, and what it
+    /// made of them: it need not compute that again for the others.
+    fn refill(&mut self, id: SessionId, mut candidates: Vec<Candidate>) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|_| self.limits.cache.activations) else { return };
+        fit(&mut candidates, self.kept.payload().can_be_cut(), session.prompt.saturating_sub(1));
+        let Some(longest) = candidates.iter().map(|c| c.length as usize).max() else { return };
+        // Until then its lane has the state of that length at stage 0, and none of a shorter one.
+        session.checkpoints.retain(|at| *at >= longest);
+        self.pending.push(Section::Refill { target: session.target(id), candidates });
+    }
+
     /// Begins a session with the first tokens of an earlier answer to the same request, where the cells of its whole prompt are
     /// kept. `false`: nothing was done.
     fn replay(&mut self, id: SessionId) -> bool {
@@ -184,12 +195,19 @@ impl Scheduler {
             if !self.prefills.contains(&id) {
                 self.prefills.push_back(id);
             }
-            lost.iter().for_each(|c| forget(&mut self.kept, c, &mut self.pending));
+            // Told to the stages when stage 0 has taken what it needs of them.
+            let mut evictions = Vec::new();
+            lost.iter().for_each(|c| forget(&mut self.kept, c, &mut evictions));
             // A lane that holds more cannot always be cut, so it is filled anew.
-            if self.restore(id, candidates) {
+            let again = self.restore(id, candidates);
+            if !again {
+                self.again_from(id, 0);
+                self.refill(id, lost);
+            }
+            self.pending.append(&mut evictions);
+            if again {
                 return;
             }
-            self.again_from(id, 0);
             length = 0;
         }
         let count = if length > 0 { &mut self.hits } else { &mut self.misses };

@@ -6,6 +6,7 @@ use splitmodel_cache::{BlockStore, DiskCounts, Payload, StoreCounts};
 use splitmodel_link::frame::{Candidate, Lane, Position, Target};
 
 use super::Worker;
+use super::activations::{RefillCounts, Refills};
 use crate::runtime::Runtime;
 use crate::schedule::Op;
 
@@ -36,6 +37,8 @@ pub struct PrefixCounts {
     pub disk_bytes: u64,
     /// The store on disk.
     pub disk: DiskCounts,
+    /// Activations, where they are kept.
+    pub refills: Option<RefillCounts>,
 }
 
 impl<R: Runtime> Worker<R> {
@@ -45,7 +48,8 @@ impl<R: Runtime> Worker<R> {
         let (bytes, store) = self.states.as_ref().map(|s| (s.bytes(), s.counts())).unwrap_or_default();
         let kept = self.states.as_ref().map_or_else(|| self.residents.iter().flatten().count(), BlockStore::len);
         let (disk_bytes, disk) = self.disk.as_ref().map(|d| (d.bytes(), d.counts())).unwrap_or_default();
-        PrefixCounts { kept, bytes, store, disk_bytes, disk, ..self.counts }
+        let refills = self.refills.as_ref().map(Refills::counts);
+        PrefixCounts { kept, bytes, store, disk_bytes, disk, refills, ..self.counts }
     }
 
     /// Cells of all residents, as if none were shared, and of what idle lanes still hold.
@@ -61,7 +65,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Whether the stage can restore a candidate.
-    fn has(&self, c: &Candidate) -> bool {
+    pub(super) fn has(&self, c: &Candidate) -> bool {
         let Some((page, length)) = self.residents.get(usize::from(c.slot)).copied().flatten() else { return false };
         let fits = if self.payload.can_be_cut() { c.length <= length } else { c.length == length };
         let on_disk = || self.disk.as_ref().is_some_and(|d| d.holds(page));
@@ -76,16 +80,17 @@ impl<R: Runtime> Worker<R> {
             candidates.clear(); // its rows are reported
             return 0;
         }
-        let begins = self.resume(target.lane, candidates);
-        if begins.is_none() {
+        let here = self.resume(target.lane, candidates);
+        if here.is_none() {
             self.free(target.lane);
         }
         self.occupy(target.lane, target.session);
-        let begins = begins.or_else(|| self.load_longest(target.lane, candidates));
-        let restored = begins.map_or(0, |(_, length)| length);
+        let found = here.or_else(|| self.load_longest(target.lane, candidates));
+        let (restored, rows) = (found.map_or(0, |c| c.length), self.rows_of(found.as_ref()));
         if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
             state.next = Position::try_from(restored).unwrap_or(Position::MAX);
-            state.begins = begins;
+            state.begins = found.map(|c| (c.page, c.length));
+            (state.rows, state.restoring) = (rows, Some(begun.elapsed()));
         }
         let count = if restored > 0 { &mut self.counts.hits } else { &mut self.counts.misses };
         *count += 1;
@@ -94,24 +99,38 @@ impl<R: Runtime> Worker<R> {
         restored
     }
 
+    /// Ends a lane's session. What the lane begins with may stay for the next one.
+    pub(super) fn leave(&mut self, lane: Lane) {
+        let stays = self.payload == Payload::Copied && self.runtime.has_own_caches();
+        let begins = self.slot(lane).and_then(|state| state.begins).filter(|_| stays);
+        match begins {
+            Some((_, length)) if self.remove(lane, Position::try_from(length).unwrap_or(Position::MAX)) => {
+                let gone = self.lanes[usize::from(lane)].take();
+                super::tell(&mut self.observer, lane, gone);
+                self.idle[usize::from(lane)] = begins;
+            }
+            _ => self.free(lane),
+        }
+    }
+
     /// The longest candidate, where an idle lane still begins with it: what comes after is removed.
-    fn resume(&mut self, lane: Lane, candidates: &[Candidate]) -> Option<(u64, u32)> {
+    fn resume(&mut self, lane: Lane, candidates: &[Candidate]) -> Option<Candidate> {
         let (page, length) = self.idle.get(usize::from(lane)).copied().flatten()?;
         let most = candidates.iter().map(|c| c.length).max()?;
-        candidates.iter().find(|c| c.length == most && c.page == page && most <= length)?;
+        let here = *candidates.iter().find(|c| c.length == most && c.page == page && most <= length)?;
         if !self.remove(lane, Position::try_from(most).unwrap_or(Position::MAX)) {
             return None;
         }
         self.idle[usize::from(lane)] = None;
         self.counts.in_place += 1;
-        Some((page, most))
+        Some(here)
     }
 
     /// Fills an empty lane with the longest candidate that can be; those that cannot are no candidates any more.
-    fn load_longest(&mut self, lane: Lane, candidates: &mut Vec<Candidate>) -> Option<(u64, u32)> {
+    fn load_longest(&mut self, lane: Lane, candidates: &mut Vec<Candidate>) -> Option<Candidate> {
         while let Some(best) = candidates.iter().max_by_key(|c| c.length).copied() {
             if self.load(&best, lane) {
-                return Some((best.page, best.length));
+                return Some(best);
             }
             candidates.retain(|c| c.page != best.page);
         }
@@ -119,7 +138,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Fills an empty lane with what is kept. `false`: it could not be, and is forgotten.
-    fn load(&mut self, from: &Candidate, lane: Lane) -> bool {
+    pub(super) fn load(&mut self, from: &Candidate, lane: Lane) -> bool {
         let Some(states) = &mut self.states else {
             self.share(self.sequence(from.slot), lane, from.length);
             return true;
@@ -158,7 +177,7 @@ impl<R: Runtime> Worker<R> {
         }
         let begun = Instant::now();
         self.evict(resident.slot);
-        let cells = self.slot(target.lane).filter(|l| l.session == target.session).map_or(0, |l| i64::from(l.next));
+        let cells = self.slot(target.lane).filter(|l| l.session == target.session).map_or(0, |l| i64::from(l.cells()));
         let length = i64::from(resident.length);
         let kept = match self.payload {
             Payload::Resident if cells >= length => {
@@ -175,6 +194,9 @@ impl<R: Runtime> Worker<R> {
             if let Some(Some(state)) = self.lanes.get_mut(usize::from(target.lane)) {
                 state.begins = Some(page);
             }
+            self.record_rows(target.lane, &resident);
+        } else if let Some(refills) = &mut self.refills {
+            refills.store.skip();
         }
         self.counts.recording += begun.elapsed();
     }
@@ -200,6 +222,7 @@ impl<R: Runtime> Worker<R> {
 
     pub(super) fn evict(&mut self, slot: u16) {
         let Some((page, _)) = self.residents.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        self.refills.iter_mut().for_each(|r| _ = r.store.remove(page));
         if let Some(states) = &mut self.states {
             states.remove(page);
             self.disk.iter_mut().for_each(|d| d.remove(page));

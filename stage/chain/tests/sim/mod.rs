@@ -17,7 +17,7 @@ use splitmodel_sampling::GenerationConfig;
 pub const VOCAB: usize = 48;
 pub const EOG: Token = 7;
 const WIDTH: usize = 4;
-/// Of exact states: some, not all that stage 0 notes.
+/// Of exact states, and of activations: some, not all that stage 0 notes.
 pub const MAX_BYTES: u64 = 1500;
 
 pub fn mix(a: u64, b: u64) -> u64 {
@@ -236,6 +236,7 @@ pub fn limits(lanes: u16, stages: usize, chunk: usize) -> Limits {
             stride: 8,
             max_records: 2,
             replays: 8,
+            activations: false,
             first_page: 1,
         },
     }
@@ -280,6 +281,9 @@ impl Chain {
             let mut w = Worker::new(slice, place, lanes, None).with_cache(&limits.cache, MAX_BYTES);
             if let Some(dir) = &disk {
                 w = w.with_disk(DiskStore::open(&dir.join(stage.to_string()), "arithmetic", MAX_BYTES).unwrap());
+            }
+            if limits.cache.activations {
+                w = w.with_activations(MAX_BYTES);
             }
             w.set_sink(Some(Box::new(Shared(log[stage].clone()))));
             w

@@ -16,6 +16,9 @@ pub struct KvCacheConfig {
     /// Bytes of prefixes that a stage keeps as files, too, in `prefixes/` of the slices' directory, for when it starts again; 0
     /// keeps none. Not for prefixes in the KV cache.
     pub disk_bytes: u64,
+    /// Bytes of activations of prefixes that stage 0 of several keeps in host memory at most, so that it need not compute again what
+    /// another stage has lost; 0 keeps none. A token has width × 4 bytes.
+    pub activation_bytes: u64,
     /// Distance of the lengths at which exact states are taken, in tokens.
     pub shared_prefix_stride_tokens: u32,
     /// Exact states of one prompt at most.
@@ -34,6 +37,7 @@ impl Default for KvCacheConfig {
             min_tokens: 64,
             max_bytes: 1 << 30,
             disk_bytes: 0,
+            activation_bytes: 0,
             shared_prefix_stride_tokens: 128,
             shared_prefix_record_limit: 2,
             full_states: false,

@@ -247,6 +247,11 @@ impl StageConfig {
             let what = "tells nothing of states that were there before it began; leave it out, or kv_cache.disk_bytes";
             return invalid("schedule_log", what);
         }
+        if self.kv_cache.activation_bytes > 0 && self.schedule_log.is_some() {
+            let what = "cannot be replayed where stage 0 gives kept activations, which other batches made; leave it out, or \
+                        kv_cache.activation_bytes";
+            return invalid("schedule_log", what);
+        }
         at_least_one("kv_cache.min_tokens", self.kv_cache.min_tokens)?;
         at_least_one("kv_cache.shared_prefix_stride_tokens", self.kv_cache.shared_prefix_stride_tokens)?;
         at_least_one("kv_cache.shared_prefix_record_limit", self.kv_cache.shared_prefix_record_limit)?;

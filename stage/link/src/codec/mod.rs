@@ -116,6 +116,12 @@ pub enum CodecError {
         /// Bytes given.
         got: u64,
     },
+    /// A section that stays within stage 0's process.
+    #[error("section type {section} is stage 0's own and is never sent")]
+    NotSent {
+        /// Its type.
+        section: u16,
+    },
     /// A section that has a number but no implementation, or an unknown one that must be understood.
     #[error("section type {section} is not supported by this version")]
     Unsupported {

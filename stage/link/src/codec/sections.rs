@@ -20,15 +20,17 @@ mod kind {
     pub(super) const RESTORED: u16 = 13;
     pub(super) const TRACE: u16 = 14;
     pub(super) const LOGPROBS: u16 = 15;
+    pub(super) const REFILL: u16 = 18;
     /// Numbers with a meaning and no implementation: retire, positions, mtp, conditioning.
     pub(super) const LATER: [u16; 4] = [6, 10, 16, 17];
-    pub(super) const LAST_KNOWN: u16 = 17;
+    pub(super) const LAST_KNOWN: u16 = 18;
 }
 
 pub(super) fn kind_of(section: &Section) -> u16 {
     match section {
         Section::Config { .. } => kind::CONFIG,
         Section::Restore { .. } => kind::RESTORE,
+        Section::Refill { .. } => kind::REFILL,
         Section::Record { .. } => kind::RECORD,
         Section::Evict { .. } => kind::EVICT,
         Section::Restored { .. } => kind::RESTORED,
@@ -53,6 +55,7 @@ fn is_command(section: &Section) -> bool {
         section,
         Section::Config { .. }
             | Section::Restore { .. }
+            | Section::Refill { .. }
             | Section::Record { .. }
             | Section::Evict { .. }
             | Section::Trim { .. }
@@ -131,7 +134,7 @@ fn decode_body(kind: u16, flags: u16, body: &[u8]) -> Result<Section, CodecError
         }
         kind::REPORT => Section::Report(decode_report(&mut c)?),
         kind::TRACE => Section::Trace { session: c.u64()?, context: c.array()? },
-        _ if kind::LATER.contains(&kind) || flags & MUST_UNDERSTAND != 0 => {
+        _ if kind == kind::REFILL || kind::LATER.contains(&kind) || flags & MUST_UNDERSTAND != 0 => {
             return Err(CodecError::Unsupported { section: kind });
         }
         _ => Section::Unknown { kind, flags, body: c.rest().to_vec() },
@@ -193,6 +196,7 @@ pub(super) fn wire_len(section: &Section) -> Result<u64, CodecError> {
             candidates.iter().try_for_each(check_candidate)?;
         }
         Section::Record { resident, .. } => check_candidate(resident)?,
+        Section::Refill { .. } => return Err(CodecError::NotSent { section: kind::REFILL }),
         Section::Report(r) if r.record == Some(NO_RECORD) => {
             return Err(CodecError::malformed("report", "record 2³²−1 means none"));
         }
@@ -221,7 +225,7 @@ fn body_len(section: &Section) -> usize {
         Section::Restored { .. } => 16,
         Section::Trim { .. } => 20,
         Section::Stop(_) => 16,
-        Section::Reset => 0,
+        Section::Reset | Section::Refill { .. } => 0,
         Section::Probe(_) => 8,
         Section::Stats(_) => 24,
         Section::Report(r) => 20 + r.message.len(),
@@ -268,7 +272,7 @@ pub(super) fn encode(section: &Section, out: &mut Vec<u8>) {
             out.extend_from_slice(&[0; 2]);
         }
         Section::Stop(target) => encode_target(target, out),
-        Section::Reset => {}
+        Section::Reset | Section::Refill { .. } => {}
         Section::Probe(id) => out.extend_from_slice(&id.to_le_bytes()),
         Section::Stats(s) => {
             out.extend_from_slice(&s.version.to_le_bytes());

@@ -126,7 +126,7 @@ fn section(d: &mut Draw<'_>, control: bool) -> Section {
         }),
         2 => Section::Report(report(d)),
         3 => Section::Trace { session: d.u64(), context: d.array() },
-        4 => Section::Unknown { kind: d.u16().max(18), flags: 0, body: d.bytes(40) },
+        4 => Section::Unknown { kind: d.u16().max(19), flags: 0, body: d.bytes(40) },
         5 => Section::Restored { session: d.u64(), epoch: d.u32(), length: d.u32() },
         6 => Section::Config { target: target(d), json: d.bytes(40) },
         7 => Section::Trim { target: target(d), position: d.position() },

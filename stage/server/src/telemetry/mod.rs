@@ -96,6 +96,12 @@ impl Telemetry {
         self.tier != Tier::Off
     }
 
+    /// Whether traces tell of single steps, too.
+    #[must_use]
+    pub fn details(&self) -> bool {
+        self.tier == Tier::Debug
+    }
+
     /// What became of spans.
     #[must_use]
     pub fn counts(&self) -> Arc<SpanCounts> {
@@ -114,7 +120,7 @@ impl Telemetry {
     #[must_use]
     pub fn observer(&self) -> Option<Box<dyn Observer>> {
         let queue = self.queue.clone()?;
-        Some(Box::new(StageSpans { queue, stage: self.stage, shares: self.tier == Tier::Debug }))
+        Some(Box::new(StageSpans { queue, stage: self.stage, shares: self.details() }))
     }
 }
 
@@ -128,7 +134,7 @@ struct StageSpans {
 impl Observer for StageSpans {
     fn stay(&mut self, stay: Stay) {
         let w = &stay.work;
-        let attributes = vec![
+        let mut attributes = vec![
             KeyValue::new("splitmodel.stage", i64::from(self.stage)),
             number("splitmodel.session", stay.session),
             KeyValue::new("splitmodel.lane", i64::from(stay.lane)),
@@ -138,6 +144,9 @@ impl Observer for StageSpans {
             number("splitmodel.compute_us", w.compute_us),
             number("splitmodel.encode_us", w.encode_us),
         ];
+        if let Some(time) = stay.restoring.filter(|_| self.shares) {
+            attributes.push(KeyValue::new("splitmodel.cache.restore_ms", time.as_secs_f64() * 1e3));
+        }
         let name = (format!("stage {}", self.stage), SpanKind::Internal);
         self.queue.push(span(&self.queue, Place::below(&stay.context), name, (stay.began, stay.ended), attributes));
     }

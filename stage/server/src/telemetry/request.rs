@@ -2,7 +2,7 @@
 //! for the answer. Names are OpenTelemetry's GenAI conventions (v1.37) where they have one.
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{Array, KeyValue, StringValue, Value};
@@ -213,6 +213,12 @@ impl RequestTrace {
         self.place.context()
     }
 
+    /// It took so long to tell `count` identities of what it may share with others.
+    pub fn identified(&mut self, count: u64, took: Duration) {
+        self.attributes.push(number("splitmodel.cache.identities", count));
+        self.attributes.push(KeyValue::new("splitmodel.cache.identity_ms", took.as_secs_f64() * 1e3));
+    }
+
     /// It got its lane.
     pub fn started(&mut self, now: Instant) {
         self.started.get_or_insert(now);
@@ -288,7 +294,7 @@ fn prefill(b: &Breakdown) -> Vec<KeyValue> {
         "splitmodel.ttft.write",
         "splitmodel.ttft.downstream",
     ];
-    let seconds = |(name, (_, part)): (&'static str, (_, std::time::Duration))| KeyValue::new(name, part.as_secs_f64());
+    let seconds = |(name, (_, part)): (&'static str, (_, Duration))| KeyValue::new(name, part.as_secs_f64());
     let mut attributes: Vec<_> = NAMES.into_iter().zip(b.parts()).map(seconds).collect();
     attributes.push(number("splitmodel.frames", b.frames as u64));
     attributes.push(number("splitmodel.bytes", b.bytes));

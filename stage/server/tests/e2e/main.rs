@@ -17,6 +17,7 @@ mod pod;
 mod precise;
 mod pressure;
 mod recovery;
+mod refill;
 mod remote;
 mod replay;
 mod rotation;

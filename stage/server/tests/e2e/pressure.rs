@@ -102,11 +102,12 @@ async fn one(client: &Client, asked: &Asked) -> bool {
     }
 }
 
-async fn check(mut plan: Plan, count: usize, text: Text, max_bytes: u64) {
+async fn check(mut plan: Plan, count: usize, text: Text, max_bytes: u64, activation_bytes: u64) {
     plan.kv_cache.min_tokens = 8;
     plan.kv_cache.max_entries = 6;
     plan.kv_cache.shared_prefix_stride_tokens = 32;
     plan.kv_cache.max_bytes = max_bytes;
+    plan.kv_cache.activation_bytes = activation_bytes;
     let cases = cold(&plan, bodies(77, count, text)).await;
     let mut random = random(78);
     let mut below = move |n: usize| random() as usize % n;
@@ -161,6 +162,12 @@ async fn check(mut plan: Plan, count: usize, text: Text, max_bytes: u64) {
         assert!(value > 0.0 || name == "kv_replayed_tokens_total", "{name}");
     }
     assert_eq!(chain.client.metric("splitmodel_kv_cells_used").await, 0.0);
+    if activation_bytes > 0 {
+        let tokens = chain.client.metric("splitmodel_kv_refilled_tokens_total").await;
+        println!("kv_refilled_tokens_total: {tokens} in {count} requests");
+        assert!(chain.client.metric("splitmodel_kv_activation_bytes").await <= activation_bytes as f64);
+        assert!(chain.client.metric("splitmodel_kv_activation_records_total").await > 0.0);
+    }
     for config in &chain.configs {
         let metrics = Client::new(config.metrics.unwrap().bind);
         let bytes = metrics.metric("splitmodel_kv_state_bytes").await;
@@ -173,28 +180,29 @@ fn count(variable: &str, usual: usize) -> usize {
     std::env::var(variable).map_or(usual, |n| n.parse().unwrap())
 }
 
-async fn tiny(arch: Arch) {
+async fn tiny(arch: Arch, activation_bytes: u64) {
     let mut plan = Plan::of(tiny_of(arch), &[0, 2, 5, 8]);
     settings(&mut plan);
-    check(plan, count("SPLITMODEL_REQUESTS", 200), tiny_prompt, 400_000).await;
+    check(plan, count("SPLITMODEL_REQUESTS", 200), tiny_prompt, 400_000, activation_bytes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_requests_to_a_dense_model_get_the_text_of_cold_runs() {
-    tiny(Arch::Llama).await;
+    tiny(Arch::Llama, 400_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_requests_to_a_windowed_model_get_the_text_of_cold_runs() {
-    tiny(Arch::Gemma3).await;
+    tiny(Arch::Gemma3, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_requests_to_a_hybrid_model_get_the_text_of_cold_runs() {
-    tiny(Arch::FalconH1).await;
+    tiny(Arch::FalconH1, 400_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_requests_to_the_sample_model_get_the_text_of_cold_runs() {
-    check(Plan::precise(&[0, 15, 27, 30]), count("SPLITMODEL_SAMPLE_REQUESTS", 24), prompt, 20_000_000).await;
+    check(Plan::precise(&[0, 15, 27, 30]), count("SPLITMODEL_SAMPLE_REQUESTS", 24), prompt, 20_000_000, 5_000_000)
+        .await;
 }

@@ -136,7 +136,7 @@ async fn a_trace_says_what_came_from_a_cache_as_the_answer_does() {
         assert_eq!(attribute(root, "splitmodel.cache.outcome"), Some(Any::StringValue(outcome.into())));
         assert_eq!(attribute(root, "splitmodel.cache.kind"), Some(Any::StringValue("copied".into())));
     }
-    assert_eq!(roots.len(), 2);
+    assert_eq!((roots.len(), timed(&spans)), (2, [0; 3]), "times are for the debug tier");
     // 576 floats a token at stage 0 and over each of two links.
     let saved = chain.client.metric("splitmodel_kv_saved_activation_bytes_total").await;
     assert_eq!(saved as i64, told[1] * 576 * 4 * 3);
@@ -207,6 +207,17 @@ async fn the_debug_tier_shows_every_frame_at_every_stage_and_off_shows_nothing()
         rows.sort_unstable();
         assert_eq!(rows, [1, 1, 1, 44, 64, 64, 64, 64], "stage {stage}");
     }
+    // The request, and no restore at any stage; then one at each.
+    assert_eq!(timed(&spans), [1, 1, 0]);
+    let root = spans.iter().map(|(_, s)| s).find(|s| s.name == "text_completion e2e").unwrap();
+    assert_eq!(
+        number(root, "splitmodel.cache.identities"),
+        1,
+        "its namespace; with log-probabilities nothing is replayed"
+    );
+    ask_with(&chain, 91, 3, "01").await;
+    ask_with(&chain, 91, 3, "01").await;
+    collector.spans(|s| timed(s) == [3, 3, 3]).await;
     chain.end().await;
     let before = collector.0.lock().unwrap().len();
     let mut chain = traced(address, Tier::Off, 4096).await;
@@ -246,6 +257,12 @@ async fn scrape(address: SocketAddr) -> String {
     let text = response.text().await.unwrap();
     assert!(text.ends_with("# EOF\n"));
     text
+}
+
+/// Spans that say how many identities there were, how long those took, and how long a restore.
+fn timed(spans: &[(i64, Span)]) -> [usize; 3] {
+    let keys = ["splitmodel.cache.identities", "splitmodel.cache.identity_ms", "splitmodel.cache.restore_ms"];
+    keys.map(|key| spans.iter().filter(|(_, s)| attribute(s, key).is_some()).count())
 }
 
 /// The value of a metric's line that has `label`.
