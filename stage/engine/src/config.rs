@@ -110,6 +110,12 @@ impl EngineConfig {
                 format!("is {}; it must be between 1 and {MAX_LANES}", self.lanes),
             ));
         }
+        if !self.kv_unified && self.n_ubatch < self.lanes {
+            return Err(EngineError::config(
+                "n_ubatch",
+                format!("is {}, below `lanes` ({}): a row of each must fit one call", self.n_ubatch, self.lanes),
+            ));
+        }
         if self.cache_type_v.is_quantized() && self.flash_attn == FlashAttention::Off {
             return Err(EngineError::config(
                 "cache_type_v",

@@ -191,8 +191,8 @@ impl Packages {
     ) -> Result<Self, LoadError> {
         check_layers(config, facts)?;
         let Needs { slice, embedding, tokenizer } = entries;
-        let windowed = !config.engine.swa_full && facts.layers.iter().any(|l| l.window.is_some());
-        let dense = !windowed && !facts.layers.iter().any(|l| l.recurrent);
+        // Saved sequences hold the last window only of such layers, also where the cache holds all (`swa_full`).
+        let dense = !facts.layers.iter().any(|l| l.recurrent || l.window.is_some());
         let (digest, n_embd) = (facts.digest.clone(), facts.n_embd);
         Ok(Self { slice, embedding, tokenizer, digest, chat_template, n_embd, dense })
     }
@@ -255,8 +255,8 @@ pub fn prefixes(config: &StageConfig, packages: &Packages) -> Settings {
 pub fn engine_config(config: &StageConfig, prefixes: &Settings) -> EngineConfig {
     let e = &config.engine;
     // Residents share cells with lanes, and so do lanes that may not all have their whole context at once.
-    let unified = e.kv_unified || prefixes.payload == Payload::Resident || e.n_ctx.is_some();
     let residents = if prefixes.payload == Payload::Resident { prefixes.max_entries } else { 0 };
+    let unified = e.kv_unified || residents > 0 || e.n_ctx.is_some();
     EngineConfig {
         n_ctx: e.cells(),
         n_batch: e.n_batch.max(e.n_ubatch),

@@ -64,10 +64,11 @@ impl LaneRows {
         self.taken + self.own.len()
     }
 
-    /// Bytes that nobody else has.
+    /// Its share of the bytes: of those that the store keeps, too, a part is counted twice.
     fn bytes(&self) -> u64 {
-        let shared: &[f32] = if Arc::strong_count(&self.shared) == 1 { &self.shared } else { &[] };
-        (size_of_val(shared) + self.own.capacity() * size_of::<f32>()) as u64
+        // Where the store has given them up, those who still hold them pay for them together.
+        let shared = size_of_val::<[f32]>(&self.shared) / Arc::strong_count(&self.shared);
+        (shared + self.own.capacity() * size_of::<f32>()) as u64
     }
 
     pub(super) fn truncate(&mut self, floats: usize) {
@@ -90,7 +91,7 @@ impl LaneRows {
             return None;
         }
         let Some(more) = floats.checked_sub(self.taken) else { return Some(self.shared[..floats].into()) };
-        if floats != self.shared.len() {
+        if more > 0 || floats != self.shared.len() {
             let all = self.shared[..self.taken].iter().chain(&self.own[..more]).copied();
             (self.shared, self.taken) = (all.collect(), floats);
             self.own = self.own[more..].to_vec();
@@ -263,5 +264,24 @@ impl<R: Runtime> Worker<R> {
             let Some(most) = self.lanes.iter_mut().flatten().max_by_key(|s| bytes(s)) else { return };
             most.rows = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_behind_a_part_of_a_prefix_are_the_lanes_own() {
+        let page: Arc<[f32]> = (0..200u16).map(f32::from).collect();
+        let mut rows = LaneRows::begin(page.clone(), 120);
+        for _ in 0..80 {
+            rows.push(&[-1.0]);
+        }
+        let shared = rows.share(200).unwrap();
+        assert_eq!((&shared[..120], &shared[120..]), (&page[..120], &[-1.0; 80][..]));
+        assert_eq!(rows.share(200).unwrap(), shared, "nothing came since");
+        assert_eq!(rows.share(150).unwrap()[..], shared[..150]);
+        assert!(rows.share(201).is_none());
     }
 }

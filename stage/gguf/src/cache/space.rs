@@ -76,15 +76,18 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`] when the directory cannot be read.
     pub fn usage(&self) -> Result<Usage> {
-        let sum = |files: Vec<Listed>| files.iter().map(|f| f.bytes).sum::<u64>();
-        let partial_bytes = sum(self.list("entries", "partial")?);
-        let quarantine_bytes = sum(self.list("quarantine", "gguf")?);
-        let mut entries = Vec::new();
+        let sum = |files: &[Listed]| files.iter().map(|f| f.bytes).sum::<u64>();
+        let mut partial = self.list("entries", "partial")?;
+        let quarantine_bytes = sum(&self.list("quarantine", "gguf")?);
+        let mut entries = Vec::<EntryUsage>::new();
         for f in self.list("entries", "gguf")? {
             let in_use = self.try_lock(&f.key, "use")?.is_none();
             let record = self.record(&f.key).ok().flatten();
             entries.push(EntryUsage { key: f.key, bytes: f.bytes, last_used: f.modified, in_use, record });
         }
+        // Finished since it was listed: it counts once.
+        partial.retain(|p| entries.iter().all(|e| e.key != p.key));
+        let partial_bytes = sum(&partial);
         let bytes = entries.iter().map(|e| e.bytes).sum::<u64>() + partial_bytes + quarantine_bytes;
         Ok(Usage { limit: self.limit, bytes, partial_bytes, quarantine_bytes, entries })
     }

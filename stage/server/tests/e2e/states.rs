@@ -36,7 +36,16 @@ fn plan(arch: Arch, cuts: &[u32]) -> Plan {
 
 /// Each kind at one and at three stages.
 fn plans() -> impl Iterator<Item = Plan> {
-    KINDS.into_iter().flat_map(|(arch, cuts)| [vec![0, *cuts.last().unwrap()], cuts.to_vec()].map(|c| plan(arch, &c)))
+    let whole_windows = |arch, cuts: &[u32]| {
+        let mut plan = plan(arch, cuts);
+        plan.engine.swa_full = true;
+        plan.kv_cache.full_states = false;
+        plan
+    };
+    KINDS
+        .into_iter()
+        .flat_map(|(arch, cuts)| [vec![0, *cuts.last().unwrap()], cuts.to_vec()].map(|c| plan(arch, &c)))
+        .chain([whole_windows(Arch::Gemma3, &[0, 2, 5, 8])])
 }
 
 /// Prompts of a common start of 150 tokens, as bodies. Seeds a thousand apart ask the same.
