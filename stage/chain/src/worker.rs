@@ -2,10 +2,11 @@
 //! for the next stage or, on the last stage, the predictions. The same code runs on every stage of every chain.
 
 mod activations;
+mod lanes;
 mod predict;
 mod prefixes;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use splitmodel_cache::{BlockStore, DiskStore, Payload, Settings};
 use splitmodel_link::frame::{
@@ -18,7 +19,8 @@ use crate::observe::{Observer, TraceContext, Traced};
 use crate::runtime::{Batch, Runtime, RuntimeError};
 use crate::schedule::{LoggedLogits, LoggedRow, Op, Sink};
 pub use activations::RefillCounts;
-use activations::{Given, LaneRows, Refills};
+use activations::{Given, Refills};
+use lanes::{LaneState, tell};
 pub use prefixes::PrefixCounts;
 
 /// Where a stage stands in its chain.
@@ -37,26 +39,6 @@ pub enum Outcome {
     Forward(Frame),
     /// From the last stage, for stage 0.
     Reply(Predictions),
-}
-
-/// What a lane holds.
-struct LaneState {
-    session: SessionId,
-    /// Cells held: the position the next row must have.
-    next: Position,
-    /// End of the rows that get kept activations; the cells up to there are in the runtime. At most `next` otherwise.
-    refilled: Position,
-    /// Activations of its rows, where they are kept and all are known.
-    rows: Option<LaneRows>,
-    /// First position added by the running frame, to take it back when the computation fails.
-    added: Option<Position>,
-    /// Time in filling it with a kept prefix, where that was tried.
-    restoring: Option<Duration>,
-    /// On the last stage, once a config came.
-    sampler: Option<SessionSampler>,
-    traced: Option<Traced>,
-    /// Page of a kept prefix that the lane begins with, and how many of its cells.
-    begins: Option<(u64, u32)>,
 }
 
 /// One stage's worker over its slice.
@@ -333,85 +315,6 @@ impl<R: Runtime> Worker<R> {
         }
     }
 
-    fn slot(&self, lane: Lane) -> Option<&LaneState> {
-        self.lanes.get(usize::from(lane)).and_then(Option::as_ref)
-    }
-
-    fn holds(&self, lane: Lane, session: SessionId) -> bool {
-        self.slot(lane).is_some_and(|l| l.session == session)
-    }
-
-    /// Empties a lane.
-    fn free(&mut self, lane: Lane) {
-        let Some(slot) = self.lanes.get_mut(usize::from(lane)) else { return };
-        let (gone, idle) = (slot.take(), self.idle[usize::from(lane)].take());
-        if gone.is_some() || idle.is_some() {
-            tell(&mut self.observer, lane, gone);
-            self.remove(lane, -1);
-        }
-    }
-
-    /// Removes cells from `from` on; whole lanes always go.
-    fn remove(&mut self, lane: Lane, from: Position) -> bool {
-        let done = self.runtime.seq_rm(lane, from, -1);
-        if done {
-            self.log(|| Op::SeqRm { lane, from, to: -1 });
-        }
-        done
-    }
-
-    /// Takes the lane for a session, from whomever holds it.
-    fn take(&mut self, lane: Lane, session: SessionId) {
-        self.free(lane);
-        self.occupy(lane, session);
-    }
-
-    /// Gives the lane to a session, with what it holds.
-    fn occupy(&mut self, lane: Lane, session: SessionId) {
-        if let Some(slot) = self.lanes.get_mut(usize::from(lane)) {
-            *slot = Some(LaneState {
-                session,
-                next: 0,
-                refilled: 0,
-                rows: self.refills.is_some().then(LaneRows::default),
-                added: None,
-                restoring: None,
-                sampler: None,
-                traced: None,
-                begins: None,
-            });
-        }
-    }
-
-    /// Brings a lane back to `position` cells, or to none where the cache cannot remove a part. Windows cannot, though it looks
-    /// as if they could: what the removed cells pushed out is gone.
-    fn trim(&mut self, lane: Lane, position: Position) {
-        let Some((next, cells)) = self.slot(lane).map(|l| (l.next, l.cells())) else { return };
-        let position = position.clamp(0, next);
-        if position >= cells {
-            return;
-        }
-        let kept = if self.payload.can_be_cut() && self.remove(lane, position) {
-            position
-        } else {
-            self.remove(lane, -1);
-            0
-        };
-        if let Some(Some(state)) = self.lanes.get_mut(usize::from(lane)) {
-            (state.next, state.refilled) = (kept, 0);
-            state.begins = state.begins.filter(|(_, length)| i64::from(*length) <= i64::from(kept));
-            let floats = usize::try_from(kept).unwrap_or(0) * self.runtime.width();
-            match &mut state.rows {
-                Some(rows) => rows.truncate(floats),
-                None if kept == 0 => state.rows = self.refills.is_some().then(LaneRows::default),
-                None => {}
-            }
-            if state.sampler.as_mut().is_some_and(|s| s.truncate(kept).is_err()) {
-                state.sampler = None; // its rows will say so, and stage 0 sends a config again
-            }
-        }
-    }
-
     fn configure(&mut self, target: Target, json: &[u8], reports: &mut Vec<Report>) {
         if usize::from(target.lane) >= self.lanes.len() {
             return; // its rows are reported
@@ -575,15 +478,6 @@ impl<R: Runtime> Worker<R> {
 
     fn report(&self, class: ErrorClass, record: Option<u32>, session: SessionId, message: String) -> Report {
         Report { stage: self.place.stage, class, record, session, message }
-    }
-}
-
-/// Tells that a lane's session has gone.
-fn tell(observer: &mut Option<Box<dyn Observer>>, lane: Lane, gone: Option<LaneState>) {
-    if let (Some(observer), Some(state)) = (observer, gone)
-        && let Some(traced) = state.traced
-    {
-        observer.stay(traced.stay(state.session, lane, state.restoring));
     }
 }
 

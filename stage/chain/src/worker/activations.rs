@@ -7,7 +7,8 @@ use std::time::Instant;
 use splitmodel_cache::{ActivationCounts, ActivationStore};
 use splitmodel_link::frame::{Activations, Candidate, Frame, Lane, Position, Row, Target};
 
-use super::{LaneState, Worker};
+use super::Worker;
+use super::lanes::LaneState;
 use crate::runtime::Runtime;
 
 /// What stage 0 kept of activations and gave back since its start.

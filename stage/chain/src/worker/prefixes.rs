@@ -99,20 +99,6 @@ impl<R: Runtime> Worker<R> {
         restored
     }
 
-    /// Ends a lane's session. What the lane begins with may stay for the next one.
-    pub(super) fn leave(&mut self, lane: Lane) {
-        let stays = self.payload == Payload::Copied && self.runtime.has_own_caches();
-        let begins = self.slot(lane).and_then(|state| state.begins).filter(|_| stays);
-        match begins {
-            Some((_, length)) if self.remove(lane, Position::try_from(length).unwrap_or(Position::MAX)) => {
-                let gone = self.lanes[usize::from(lane)].take();
-                super::tell(&mut self.observer, lane, gone);
-                self.idle[usize::from(lane)] = begins;
-            }
-            _ => self.free(lane),
-        }
-    }
-
     /// The longest candidate, where an idle lane still begins with it: what comes after is removed.
     fn resume(&mut self, lane: Lane, candidates: &[Candidate]) -> Option<Candidate> {
         let (page, length) = self.idle.get(usize::from(lane)).copied().flatten()?;
