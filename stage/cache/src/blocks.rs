@@ -1,9 +1,12 @@
 //! Exact states of one stage, in host memory. States are cut where their content says, and equal blocks are kept once: a
 //! state of a longer prefix shares the cells of a shorter one, wherever its bytes stand.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use blake3::Hash;
+
+use crate::buffers::Buffers;
 
 /// Shortest block, but for the last of a state.
 const MIN_BLOCK: usize = 2 << 10;
@@ -102,6 +105,9 @@ pub struct BlockStore {
     blocks: HashMap<Hash, Block>,
     states: HashMap<u64, State>,
     bytes: u64,
+    buffers: Buffers,
+    /// Bytes of the state kept last.
+    last: u64,
     clock: u64,
     counts: StoreCounts,
 }
@@ -110,8 +116,17 @@ impl BlockStore {
     /// An empty store of at most `max_bytes` bytes of blocks.
     #[must_use]
     pub fn new(max_bytes: u64) -> Self {
-        let (blocks, states) = (HashMap::new(), HashMap::new());
-        Self { max_bytes, cuts: true, blocks, states, bytes: 0, clock: 0, counts: StoreCounts::default() }
+        Self {
+            max_bytes,
+            cuts: true,
+            blocks: HashMap::new(),
+            states: HashMap::new(),
+            bytes: 0,
+            buffers: Buffers::default(),
+            last: 0,
+            clock: 0,
+            counts: StoreCounts::default(),
+        }
     }
 
     /// An empty store whose states share nothing: neither are they read to be cut, nor are equal parts looked for.
@@ -120,7 +135,7 @@ impl BlockStore {
         Self { cuts: false, ..Self::new(max_bytes) }
     }
 
-    /// Bytes of all blocks.
+    /// Bytes of all blocks. With the buffer of the next state they stay within the limit, too.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -150,58 +165,86 @@ impl BlockStore {
         self.states.contains_key(&page)
     }
 
+    /// A buffer to take the next state in, of any content. Where that state will need room, others go now and leave theirs.
+    pub fn buffer(&mut self) -> Vec<u8> {
+        while !self.cuts && self.bytes + self.last > self.max_bytes && self.evict_oldest() {}
+        self.buffers.take()
+    }
+
     /// Keeps a state as `page`, in place of what the page was. States used longest ago go where there is no room.
     ///
     /// # Errors
     /// [`StoreError::TooLarge`]; the other states stay.
-    pub fn insert(&mut self, page: u64, state: &[u8]) -> Result<(), StoreError> {
+    pub fn insert(&mut self, page: u64, state: Vec<u8>) -> Result<(), StoreError> {
         self.remove(page);
+        // A name that no other page has.
+        let whole = || blake3::hash(&page.to_le_bytes());
         let parts: Vec<_> = match self.cuts {
-            true => blocks(state).map(|bytes| (blake3::hash(bytes), bytes)).collect(),
-            // A name that no other page has.
-            false => vec![(blake3::hash(&page.to_le_bytes()), state)],
+            true => blocks(&state).map(|bytes| (blake3::hash(bytes), bytes)).collect(),
+            false => vec![(whole(), &state[..])],
         };
         if unique(&parts, |_| false) > self.max_bytes {
             return Err(StoreError::TooLarge { bytes: state.len(), max_bytes: self.max_bytes });
         }
-        // What goes may have held blocks that this state would have shared.
-        while self.bytes + unique(&parts, |hash| self.blocks.contains_key(hash)) > self.max_bytes {
-            let Some(oldest) = self.oldest() else { break };
-            self.remove(oldest);
-            self.counts.evictions += 1;
-        }
-        for (hash, bytes) in &parts {
-            let block = self.blocks.entry(*hash).or_insert_with(|| Block { bytes: (*bytes).into(), references: 0 });
-            if block.references == 0 {
-                self.bytes += bytes.len() as u64;
-                self.counts.new_blocks += 1;
-            } else {
-                self.counts.reused_blocks += 1;
+        loop {
+            // What goes may have held blocks that this state would have shared.
+            let needed = self.bytes + unique(&parts, |hash| self.blocks.contains_key(hash));
+            if needed + self.buffers.bytes() > self.max_bytes {
+                self.buffers.clear();
             }
-            block.references += 1;
+            if needed + self.buffers.bytes() <= self.max_bytes || !self.evict_oldest() {
+                break;
+            }
+        }
+        let bytes = state.len() as u64;
+        let names = parts.iter().map(|(hash, _)| *hash).collect();
+        if self.cuts {
+            for (hash, bytes) in parts {
+                self.refer(hash, || bytes.into());
+            }
+        } else {
+            self.refer(whole(), || state.into());
         }
         self.clock += 1;
+        self.last = bytes;
+        if !self.cuts && self.bytes + bytes <= self.max_bytes {
+            self.buffers.prepare(bytes);
+        }
         self.counts.recorded += 1;
-        let blocks = parts.into_iter().map(|(hash, _)| hash).collect();
-        self.states.insert(page, State { blocks, used: self.clock });
+        self.states.insert(page, State { blocks: names, used: self.clock });
         Ok(())
     }
 
-    /// Puts the state of a page into `out`, in place of what was there, and counts it as used. `false`: it is not kept, and
-    /// `out` is empty.
-    pub fn get(&mut self, page: u64, out: &mut Vec<u8>) -> bool {
-        out.clear();
-        let Some(state) = self.states.get_mut(&page) else { return false };
-        self.clock += 1;
-        state.used = self.clock;
-        for hash in &state.blocks {
-            out.extend_from_slice(self.blocks.get(hash).map_or(&[], |b| &b.bytes));
+    /// Counts one more reference to a block, which is made where it is not there.
+    fn refer(&mut self, hash: Hash, bytes: impl FnOnce() -> Box<[u8]>) {
+        let block = self.blocks.entry(hash).or_insert_with(|| Block { bytes: bytes(), references: 0 });
+        if block.references == 0 {
+            self.bytes += block.bytes.len() as u64;
+            self.counts.new_blocks += 1;
+        } else {
+            self.counts.reused_blocks += 1;
         }
-        true
+        block.references += 1;
     }
 
-    fn oldest(&self) -> Option<u64> {
-        self.states.iter().min_by_key(|(_, s)| s.used).map(|(page, _)| *page)
+    /// The state of a page, which counts as used now; `None`: it is not kept. Put together where it was cut.
+    pub fn get(&mut self, page: u64) -> Option<Cow<'_, [u8]>> {
+        let state = self.states.get_mut(&page)?;
+        self.clock += 1;
+        state.used = self.clock;
+        let part = |hash: &Hash| self.blocks.get(hash).map_or(&[][..], |b| &b.bytes);
+        Some(match &state.blocks[..] {
+            [one] => part(one).into(),
+            many => many.iter().map(part).collect::<Vec<_>>().concat().into(),
+        })
+    }
+
+    /// Gives up the state used longest ago; `false`: there is none.
+    fn evict_oldest(&mut self) -> bool {
+        let Some(oldest) = self.states.iter().min_by_key(|(_, s)| s.used).map(|(page, _)| *page) else { return false };
+        self.remove(oldest);
+        self.counts.evictions += 1;
+        true
     }
 
     /// Forgets a state; says whether it was there.
@@ -212,7 +255,10 @@ impl BlockStore {
             block.references -= 1;
             if block.references == 0 {
                 self.bytes -= block.bytes.len() as u64;
-                self.blocks.remove(&hash);
+                let gone = self.blocks.remove(&hash);
+                if let (Some(block), false) = (gone, self.cuts) {
+                    self.buffers.put(block.bytes.into());
+                }
             }
         }
         true
@@ -258,19 +304,17 @@ mod tests {
             noise(head, 16).into_iter().chain(layers).collect::<Vec<_>>()
         };
         let mut store = BlockStore::new(1 << 20);
-        store.insert(1, &state(10, 800)).unwrap();
+        store.insert(1, state(10, 800)).unwrap();
         let first = store.bytes();
-        store.insert(2, &state(11, 1000)).unwrap();
+        store.insert(2, state(11, 1000)).unwrap();
         assert!(store.bytes() < first + 250_000, "{first} bytes, then {}", store.bytes());
         let counts = store.counts();
         assert!(counts.reused_blocks * 2 > counts.new_blocks, "{counts:?}");
-        let mut out = Vec::new();
         for (page, want) in [(1, state(10, 800)), (2, state(11, 1000))] {
-            assert!(store.get(page, &mut out));
-            assert_eq!(out, want);
+            assert_eq!(store.get(page).unwrap(), want);
         }
         store.remove(1);
-        assert!(store.get(2, &mut out) && out == state(11, 1000));
+        assert_eq!(store.get(2).unwrap(), state(11, 1000));
         store.remove(2);
         assert_eq!((store.bytes(), store.len()), (0, 0));
     }
@@ -280,21 +324,37 @@ mod tests {
         let mut store = BlockStore::whole(250_000);
         let state = noise(1, 100_000);
         for page in 1..=3 {
-            store.insert(page, &state).unwrap();
+            store.insert(page, state.clone()).unwrap();
         }
         assert_eq!((store.len(), store.bytes(), store.counts().evictions), (2, 200_000, 1));
-        let mut out = Vec::new();
-        assert!(!store.get(1, &mut out) && store.get(3, &mut out) && out == state);
+        assert!(store.get(1).is_none());
+        assert_eq!(store.get(3).unwrap(), state);
+    }
+
+    #[test]
+    fn a_whole_state_leaves_its_buffer_to_the_next_within_the_limit() {
+        let mut store = BlockStore::whole(250_000);
+        assert_eq!(store.buffer().capacity(), 0);
+        store.insert(1, noise(1, 100_000)).unwrap();
+        store.insert(2, noise(2, 100_000)).unwrap();
+        assert_eq!((store.buffer().len(), store.len()), (100_000, 1), "the third would not fit");
+        store.insert(3, noise(3, 100_000)).unwrap();
+        store.remove(2);
+        assert_eq!((store.bytes(), store.buffers.bytes()), (100_000, 100_000));
+        store.insert(4, noise(4, 60_000)).unwrap();
+        assert_eq!((store.bytes(), store.buffers.bytes()), (160_000, 0), "the buffer would exceed the limit");
+        store.insert(5, noise(5, 60_000)).unwrap();
+        assert_eq!((store.len(), store.counts().evictions), (3, 1));
     }
 
     #[test]
     fn the_limit_holds_and_what_is_too_large_takes_nothing_away() {
         let mut store = BlockStore::new(100_000);
-        store.insert(1, &noise(1, 60_000)).unwrap();
-        let error = store.insert(2, &noise(2, 100_001)).unwrap_err();
+        store.insert(1, noise(1, 60_000)).unwrap();
+        let error = store.insert(2, noise(2, 100_001)).unwrap_err();
         assert!(error.to_string().contains("100001 bytes"), "{error}");
         assert!(store.holds(1) && store.counts().evictions == 0);
-        store.insert(3, &noise(3, 60_000)).unwrap();
+        store.insert(3, noise(3, 60_000)).unwrap();
         assert_eq!((store.holds(1), store.bytes(), store.counts().evictions), (false, 60_000, 1));
     }
 }

@@ -80,7 +80,7 @@ struct Head {
 
 #[derive(Debug)]
 enum Job {
-    Write(PathBuf, (u16, u64, u32), Box<[u8]>),
+    Write(PathBuf, (u16, u64, u32), Vec<u8>),
     Remove(PathBuf),
 }
 
@@ -235,9 +235,9 @@ impl DiskStore {
         }
     }
 
-    /// Keeps a copy of `state`, written by another thread; this one does not wait. Where others still wait, or where it is larger
+    /// Keeps `state`, written by another thread; this one does not wait. Where others still wait, or where it is larger
     /// than all may be together, it is not kept.
-    pub fn insert(&mut self, (slot, page, length): (u16, u64, u32), state: &[u8]) {
+    pub fn insert(&mut self, (slot, page, length): (u16, u64, u32), state: Vec<u8>) {
         self.remove(page);
         let bytes = state.len() as u64;
         let waiting = self.counters.waiting.load(Ordering::Relaxed);
@@ -247,7 +247,7 @@ impl DiskStore {
         }
         self.shrink(bytes);
         self.counters.waiting.fetch_add(bytes, Ordering::Relaxed);
-        self.tell(Job::Write(file(&self.dir, page), (slot, page, length), state.into()));
+        self.tell(Job::Write(file(&self.dir, page), (slot, page, length), state));
         self.note(page, Kept { slot, length, bytes, used: 0 });
     }
 

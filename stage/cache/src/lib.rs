@@ -10,6 +10,7 @@
 
 mod activations;
 mod blocks;
+mod buffers;
 mod directory;
 mod disk;
 mod identity;

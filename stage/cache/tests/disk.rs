@@ -38,7 +38,7 @@ fn a_stage_that_starts_again_finds_what_was_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path());
     for (slot, page) in [(2, 5), (0, 9), (1, 12)] {
-        store.insert((slot, page, 100), &state(page, 1000));
+        store.insert((slot, page, 100), state(page, 1000));
     }
     store.remove(9);
     assert!(matches!(DiskStore::open(dir.path(), "model a", 1), Err(DiskError::Used(_))));
@@ -61,15 +61,15 @@ fn a_stage_that_starts_again_finds_what_was_written() {
 fn the_limit_holds_here_and_at_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path());
-    store.insert((0, 1, 9), &state(1, 10_001));
+    store.insert((0, 1, 9), state(1, 10_001));
     assert_eq!((store.holds(1), store.counts().dropped), (false, 1));
     for page in 2..=3 {
-        store.insert((0, page, 9), &state(page, 4000));
+        store.insert((0, page, 9), state(page, 4000));
     }
     drop(store);
     let mut store = open(dir.path());
     assert!(store.get(2, &mut Vec::new()), "it is used");
-    store.insert((0, 4, 9), &state(4, 4000));
+    store.insert((0, 4, 9), state(4, 4000));
     assert_eq!((store.holds(2), store.holds(3), store.bytes(), store.counts().evictions), (true, false, 8000, 1));
     drop(store);
     assert_eq!(files(dir.path(), "prefix").len(), 2);
@@ -84,7 +84,7 @@ fn what_is_not_what_was_written_is_put_aside() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path());
     for page in 0..4 {
-        store.insert((0, page, 9), &state(page, 1000));
+        store.insert((0, page, 9), state(page, 1000));
         // Only so many wait at once.
         while store.counts().written <= page {
             std::thread::yield_now();
@@ -127,7 +127,7 @@ fn a_disk_that_takes_nothing_costs_nothing_but_the_files() {
     let inside = dir.path().join("kept");
     let mut store = open(&inside);
     fs::remove_dir_all(&inside).unwrap();
-    store.insert((0, 1, 9), &state(1, 1000));
+    store.insert((0, 1, 9), state(1, 1000));
     while store.counts().errors == 0 {
         std::thread::yield_now();
     }

@@ -344,10 +344,11 @@ impl Scheduler {
 
     /// Prompt rows of the next frame.
     fn prefill_budget(&self) -> usize {
-        if !self.sessions.values().any(Session::is_decoding) {
-            return self.limits.prefill_chunk;
-        }
         let in_flight: usize = self.in_flight.iter().map(|f| f.prefill_rows).sum();
+        if !self.sessions.values().any(Session::is_decoding) {
+            let left: usize = self.prefills.iter().filter_map(|id| self.sessions.get(id)).map(Session::remaining).sum();
+            return self.limits.prefill_chunk.min(self.pace.alone(in_flight + left));
+        }
         let shared = self.pace.in_flight().min(self.limits.prefill_chunk_shared);
         self.pace.per_frame().min(shared.saturating_sub(in_flight))
     }

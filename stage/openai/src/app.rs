@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use crate::backend::{Backend, ModelCard};
 use crate::error::{ApiError, ErrorClass};
 use crate::observe::Stats;
+use crate::prepare::Memo;
 use crate::template::ChatTemplate;
 use crate::template::specials::Specials;
 
@@ -64,6 +65,7 @@ pub(crate) struct App {
     pub(crate) config: ApiConfig,
     pub(crate) stats: Arc<Stats>,
     pub(crate) specials: Specials,
+    pub(crate) memo: Memo,
     /// Most bytes of text that one token stands for, at least 1.
     pub(crate) longest_token: usize,
     /// KiB left for bodies.
@@ -100,6 +102,7 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let bodies = config.body_memory.max(config.body_limit) / 1024 + 1;
         Ok(Self {
+            memo: Memo::default(),
             longest_token,
             bodies: Arc::new(Semaphore::new(bodies.min(Semaphore::MAX_PERMITS))),
             preparing: Arc::new(Semaphore::new(cores)),

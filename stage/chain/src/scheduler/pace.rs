@@ -1,5 +1,6 @@
 //! How many prompt rows go along with running answers. A fixed number fits no two machines: rows that a GPU computes beside
-//! an answer for nothing cost a CPU as much as an answer each. So it follows what the stages say that frames cost.
+//! an answer for nothing cost a CPU as much as an answer each. So it follows what the stages say that frames cost. The same
+//! figures tell in how many frames a short prompt passes the stages soonest.
 
 use splitmodel_link::frame::StageStats;
 
@@ -22,7 +23,10 @@ pub(super) struct Pace {
     least: f64,
     most: f64,
     frames: usize,
+    /// Of frames with answers.
     line: Line,
+    /// Of frames with prompts alone or answers alone.
+    pure: Line,
 }
 
 impl Pace {
@@ -30,7 +34,14 @@ impl Pace {
     pub(super) fn new(most: usize, frames: usize) -> Self {
         let most_per_frame = most.div_ceil(frames.max(1)).max(1);
         let least = LEAST_PER_FRAME.min(most_per_frame) as f64;
-        Self { now: least, least, most: most_per_frame as f64, frames: frames.max(1), line: Line::default() }
+        Self {
+            now: least,
+            least,
+            most: most_per_frame as f64,
+            frames: frames.max(1),
+            line: Line::default(),
+            pure: Line::default(),
+        }
     }
 
     /// Prompt rows for the next frame.
@@ -43,11 +54,27 @@ impl Pace {
         self.per_frame() * self.frames
     }
 
+    /// Rows of each of the frames in which `rows` prompt rows pass the stages soonest, while no answer is running. Of `k` frames
+    /// over `n` stages the last is through after `n + k - 1` steps of `fixed + row · rows / k` each, which is least at
+    /// `k = √((n - 1) · rows / (fixed / row))`. All in one frame where nothing is known.
+    pub(super) fn alone(&self, rows: usize) -> usize {
+        let others = (self.frames - 1) as f64;
+        let Some(fixed_per_row) = self.pure.fixed_per_row.filter(|_| others > 0.0) else { return rows };
+        let frames = (others * rows as f64 / fixed_per_row).sqrt().round().clamp(1.0, self.frames as f64);
+        rows.div_ceil(frames as usize)
+    }
+
     /// Takes in what an answered frame with so many rows of prompts and answers cost.
     pub(super) fn answered(&mut self, prompt_rows: usize, answer_rows: usize, stats: impl Iterator<Item = StageStats>) {
         // The slowest stage sets the pace of a pipeline.
         let cost = stats.map(|s| f64::from(s.compute_us) + f64::from(s.encode_us)).fold(0.0, f64::max);
-        if answer_rows == 0 || cost <= 0.0 {
+        if cost <= 0.0 {
+            return;
+        }
+        if answer_rows == 0 || prompt_rows == 0 {
+            self.pure.add((prompt_rows + answer_rows) as f64, cost);
+        }
+        if answer_rows == 0 {
             return;
         }
         self.line.add((prompt_rows + answer_rows) as f64, cost);
@@ -123,6 +150,26 @@ mod tests {
         // Each row costs as much as an answer: a CPU.
         assert_eq!(settled(512, 0, 7_000), 8);
         assert_eq!(settled(6, 0, 7_000), 2, "the limit is the limit");
+    }
+
+    #[test]
+    fn a_short_prompt_goes_in_as_many_frames_as_pay() {
+        let told = |base: u32, row: u32| {
+            let mut pace = Pace::new(512, 3);
+            assert_eq!(pace.alone(10), 10, "nothing is known");
+            for rows in [1, 1, 1, 100, 1, 1] {
+                let cost = StageStats { compute_us: base + row * rows, ..StageStats::default() };
+                let (prompt, answers) = if rows > 1 { (rows as usize, 0) } else { (0, 1) };
+                pace.answered(prompt, answers, std::iter::once(cost));
+            }
+            pace
+        };
+        let (cpu, gpu) = (told(0, 7_000), told(20_000, 200));
+        assert_eq!((cpu.alone(10), cpu.alone(2), cpu.alone(1)), (4, 1, 1), "each stage has a part");
+        // √(2 · rows ÷ 100) frames: 0.4, 1.4, 3.2.
+        assert_eq!((gpu.alone(10), gpu.alone(100), gpu.alone(500)), (10, 100, 167));
+        assert_eq!(told(20_000, 0).alone(500), 500, "rows cost nothing");
+        assert_eq!(Pace::new(512, 1).alone(10), 10);
     }
 
     #[test]

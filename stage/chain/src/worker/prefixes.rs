@@ -129,17 +129,21 @@ impl<R: Runtime> Worker<R> {
             self.share(self.sequence(from.slot), lane, from.length);
             return true;
         };
-        let mut state = Vec::new();
-        if !states.get(from.page, &mut state) {
+        let set = if let Some(state) = states.get(from.page) {
+            self.runtime.set_state(lane, &state)
+        } else {
+            let mut state = Vec::new();
             if !self.disk.as_mut().is_some_and(|d| d.get(from.page, &mut state)) {
                 self.counts.errors += 1;
                 self.evict(from.slot);
                 return false;
             }
+            let set = self.runtime.set_state(lane, &state);
             // The next time it is in memory; where it does not fit, it stays where it is.
-            let _ = states.insert(from.page, &state);
-        }
-        if let Err(error) = self.runtime.set_state(lane, &state) {
+            let _ = states.insert(from.page, state);
+            set
+        };
+        if let Err(error) = set {
             tracing::warn!(page = from.page, length = from.length, %error, "a kept state is given up");
             self.counts.errors += 1;
             self.evict(from.slot);
@@ -190,11 +194,12 @@ impl<R: Runtime> Worker<R> {
     /// Keeps the state of a lane. `false`: that failed, which costs later requests time and this one nothing.
     fn save(&mut self, lane: Lane, &Candidate { page, length, slot }: &Candidate) -> bool {
         let Some(states) = &mut self.states else { return false };
-        let mut state = Vec::new();
+        let mut state = states.buffer();
         let taken = self.runtime.state(lane, &mut state).map_err(|e| e.to_string());
-        match taken.and_then(|()| states.insert(page, &state).map_err(|e| e.to_string())) {
+        let copy = self.disk.as_ref().map(|_| state.clone());
+        match taken.and_then(|()| states.insert(page, state).map_err(|e| e.to_string())) {
             Ok(()) => {
-                self.disk.iter_mut().for_each(|d| d.insert((slot, page, length), &state));
+                self.disk.iter_mut().zip(copy).for_each(|(disk, copy)| disk.insert((slot, page, length), copy));
                 self.log(|| Op::SaveState { lane, page });
                 true
             }

@@ -243,10 +243,14 @@ impl Context {
         if out.try_reserve_exact(size).is_err() {
             return false;
         }
-        out.resize(size, 0);
-        // SAFETY: `out` has `size` bytes; llama.cpp writes no more and gives 0 when they do not do.
+        // SAFETY: `out` has room for `size` bytes; llama.cpp writes no more and gives 0 when they do not do.
         let written = unsafe { sys::llama_state_seq_get_data(ctx, out.as_mut_ptr(), size, lane.into()) };
-        size > 0 && written == size
+        if written != size {
+            return false;
+        }
+        // SAFETY: llama.cpp has written all of them.
+        unsafe { out.set_len(size) };
+        size > 0
     }
 
     /// Puts a state that [`Context::state`] gave into `lane`, in place of what it holds; `false` when llama.cpp has no room.

@@ -1,11 +1,13 @@
 //! Checked requests to jobs: prompts are rendered, tokenized and measured, grammars checked. Runs off the async threads.
 
+mod memo;
 mod off_thread;
 mod tokens;
 
 use splitmodel_sampling::GrammarSpec;
 use uuid::Uuid;
 
+pub(crate) use memo::Memo;
 pub(crate) use off_thread::{Asker, off_thread};
 pub(crate) use tokens::Tokens;
 
@@ -27,7 +29,7 @@ const MAX_CONFIG_BYTES: usize = 1 << 20;
 pub(crate) fn chat(app: &App, request: ChatRequest, arrival: &Arrival, asker: &Asker) -> Result<Job, ApiError> {
     let field = "messages";
     let parts = app.template()?.render(&request, &app.specials)?;
-    let mut prompt = Tokens::prompt(app, asker, field);
+    let mut prompt = Tokens::prompt(app, asker, field, &request.common);
     let text = |part: &PromptPart| if let PromptPart::Text(text) = part { text.len() } else { 0 };
     prompt.bytes_fit(parts.iter().map(text).sum())?;
     for part in &parts {
@@ -54,7 +56,7 @@ pub(crate) fn completion(
     for prompt in request.prompts {
         let (tokens, text) = match prompt {
             Prompt::Text(text) => {
-                let mut tokens = Tokens::prompt(app, asker, field);
+                let mut tokens = Tokens::prompt(app, asker, field, &request.common);
                 tokens.with_specials(&text)?;
                 (tokens.finish(true), text)
             }

@@ -1,10 +1,12 @@
 //! Text to tokens, with an early end for what cannot fit.
 
+use super::memo::Scope;
 use super::off_thread::Asker;
 use crate::app::App;
 use crate::backend::Token;
 use crate::error::ApiError;
 use crate::template::specials::Segment;
+use crate::types::common::Common;
 
 /// More bytes per token of room than this are unusual, so that counting in pieces first is cheap on the whole.
 const USUAL_BYTES: usize = 8;
@@ -15,20 +17,21 @@ const PIECE: usize = 64 << 10;
 pub(crate) struct Tokens<'a> {
     app: &'a App,
     asker: &'a Asker,
-    /// The request's field, for a prompt that must fit the context.
-    field: Option<&'static str>,
+    /// For a prompt that must fit the context: the request's field, and whose texts these are.
+    of: Option<(&'static str, Scope)>,
     out: Vec<Token>,
 }
 
 impl<'a> Tokens<'a> {
-    /// A prompt out of `field`, to be answered.
-    pub(crate) fn prompt(app: &'a App, asker: &'a Asker, field: &'static str) -> Self {
-        Self { app, asker, field: Some(field), out: Vec::new() }
+    /// A prompt out of `field` of a request, to be answered.
+    pub(crate) fn prompt(app: &'a App, asker: &'a Asker, field: &'static str, common: &Common) -> Self {
+        let scope = Scope::of(common.cache_key.as_deref(), common.tenant.as_deref());
+        Self { app, asker, of: Some((field, scope)), out: Vec::new() }
     }
 
     /// Tokens of any number.
     pub(crate) fn any(app: &'a App, asker: &'a Asker) -> Self {
-        Self { app, asker, field: None, out: Vec::new() }
+        Self { app, asker, of: None, out: Vec::new() }
     }
 
     /// Adds a control token.
@@ -44,8 +47,14 @@ impl<'a> Tokens<'a> {
         self.asker.waits()?;
         self.bytes_fit(text.len())?;
         self.pieces_fit(text)?;
-        self.out.extend(self.app.backend.tokenize(text, false)?);
-        Ok(())
+        let tokenize = || self.app.backend.tokenize(text, false);
+        match self.of {
+            Some((_, scope)) => self.app.memo.tokens(scope, text, &mut self.out, tokenize),
+            None => {
+                self.out.extend(tokenize()?);
+                Ok(())
+            }
+        }
     }
 
     /// Adds text whose author writes the whole prompt: control tokens may be in it.
@@ -75,7 +84,7 @@ impl<'a> Tokens<'a> {
     fn pieces_fit(&self, text: &str) -> Result<(), ApiError> {
         let n_ctx = self.app.card().n_ctx as usize;
         let room = n_ctx.saturating_sub(self.out.len());
-        if self.field.is_none() || text.len() <= PIECE.max(room.saturating_mul(USUAL_BYTES)) {
+        if self.of.is_none() || text.len() <= PIECE.max(room.saturating_mul(USUAL_BYTES)) {
             return Ok(());
         }
         let (mut count, mut rest) = (0usize, text);
@@ -96,8 +105,8 @@ impl<'a> Tokens<'a> {
 
     fn fits(&self, at_least: usize) -> Result<(), ApiError> {
         let n_ctx = self.app.card().n_ctx;
-        match self.field {
-            Some(field) if at_least >= n_ctx as usize => Err(ApiError::far_too_long(field, at_least, n_ctx)),
+        match self.of {
+            Some((field, _)) if at_least >= n_ctx as usize => Err(ApiError::far_too_long(field, at_least, n_ctx)),
             _ => Ok(()),
         }
     }
