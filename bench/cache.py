@@ -6,8 +6,8 @@
 Starts llama-server and chains of 1 and of 3 stages, each process with N threads (all cores unless told), and measures them in turn, run by run,
 first to last and back. Every run has texts of its own. Figures, medians of the runs:
 
-    cold        seconds to the first token of a prompt of --tokens tokens that nobody sent before
-    warm        the same text with another question at its end
+    cold        seconds to the first token of a system prompt of --tokens tokens that nobody sent before, and a question
+    warm        another question after the same system prompt
     repeated    the very same request once more
     chat        tokens computed in a turn of a growing conversation beyond those that are new in it, the most of three turns
     kept        of three conversations in turn: the smallest part of an earlier turn that the next one finds
@@ -34,7 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/api"
 from chain import CONTEXT, LANES, ROOT, Chain, free_port  # noqa: E402
 
 MODEL = ROOT / "examples/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-QUESTIONS = ["What is told here first?", "Who is it that comes last?", "Is there a horse in it?"]
+QUESTIONS = ["Who comes first?", "Who comes last?", "Is there a horse?"]
 
 
 class Llama:
@@ -69,11 +69,15 @@ def user(text):
     return {"role": "user", "content": text}
 
 
+def asked(text, question):
+    return [{"role": "system", "content": text}, user(question)]
+
+
 def first_tokens(server, args):
     text = prompt(args.tokens)
-    cold, warm, repeated = (ask(server, [user(f"{text} {q}")]) for q in (QUESTIONS[0], QUESTIONS[1], QUESTIONS[1]))
+    cold, warm, repeated = (ask(server, asked(text, q)) for q in (QUESTIONS[0], QUESTIONS[1], QUESTIONS[1]))
     return {"cold": cold.ttft, "warm": warm.ttft, "repeated": repeated.ttft, "warm ÷ cold": warm.ttft / cold.ttft,
-            "repeated ÷ warm": repeated.ttft / warm.ttft, "cached of a warm one": warm.cached / warm.usage["prompt_tokens"]}
+            "repeated ÷ warm": repeated.ttft / warm.ttft, "computed of a warm one": warm.usage["prompt_tokens"] - warm.cached}
 
 
 def chat(server):
@@ -104,11 +108,11 @@ def conversations(server):
 def over_delays(chain, args):
     """Seconds to the first token of warm prompts and between tokens, without and with the delay."""
     text, found = prompt(args.tokens), {}
-    ask(chain, [user(f"{text} {QUESTIONS[0]}")])
+    ask(chain, asked(text, QUESTIONS[0]))
     for i, ms in enumerate((0, args.delay)):
         set_delay(chain, ms)
         # A question that was not asked, as nothing is replayed then.
-        answer = ask(chain, [user(f"{text} {QUESTIONS[1 + i]}")])
+        answer = ask(chain, asked(text, QUESTIONS[1 + i]))
         found[ms] = answer.ttft, (answer.times[-1] - answer.times[0]) / (len(answer.times) - 1)
     set_delay(chain, 0)
     first, token = (1000 * (found[args.delay][i] - found[0][i]) / args.delay for i in (0, 1))

@@ -59,7 +59,7 @@ impl Pace {
     /// `k = √((n - 1) · rows / (fixed / row))`. All in one frame where nothing is known.
     pub(super) fn alone(&self, rows: usize) -> usize {
         let others = (self.frames - 1) as f64;
-        let Some(fixed_per_row) = self.pure.fixed_per_row.filter(|_| others > 0.0) else { return rows };
+        let Some(fixed_per_row) = self.pure.fixed_per_row.filter(|_| others > 0.0 && rows > 1) else { return rows };
         let frames = (others * rows as f64 / fixed_per_row).sqrt().round().clamp(1.0, self.frames as f64);
         rows.div_ceil(frames as usize)
     }
@@ -165,7 +165,8 @@ mod tests {
             pace
         };
         let (cpu, gpu) = (told(0, 7_000), told(20_000, 200));
-        assert_eq!((cpu.alone(10), cpu.alone(2), cpu.alone(1)), (4, 1, 1), "each stage has a part");
+        let short = [cpu.alone(10), cpu.alone(2), cpu.alone(1), cpu.alone(0)];
+        assert_eq!((short, cpu.pure.fixed_per_row), ([4, 1, 1, 0], Some(0.0)), "each stage has a part");
         // √(2 · rows ÷ 100) frames: 0.4, 1.4, 3.2.
         assert_eq!((gpu.alone(10), gpu.alone(100), gpu.alone(500)), (10, 100, 167));
         assert_eq!(told(20_000, 0).alone(500), 500, "rows cost nothing");
