@@ -34,7 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/api"
 from chain import CONTEXT, LANES, ROOT, Chain, free_port  # noqa: E402
 
 MODEL = ROOT / "examples/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-QUESTIONS = ["Who comes first?", "Who comes last?", "Is there a horse?"]
+QUESTIONS = ["Who comes first?", "Who comes last?", "Who comes next?"]
 
 
 class Llama:

@@ -347,7 +347,10 @@ impl Scheduler {
         let in_flight: usize = self.in_flight.iter().map(|f| f.prefill_rows).sum();
         if !self.sessions.values().any(Session::is_decoding) {
             let left: usize = self.prefills.iter().filter_map(|id| self.sessions.get(id)).map(Session::remaining).sum();
-            return self.limits.prefill_chunk.min(self.pace.alone(in_flight + left));
+            // A frame that has to wait for another to come back would make the prompt late.
+            let others = self.in_flight.iter().filter(|f| f.prefill_rows == 0).count();
+            let frames = self.limits.max_in_flight.saturating_sub(others);
+            return self.limits.prefill_chunk.min(self.pace.alone(in_flight + left, frames));
         }
         let shared = self.pace.in_flight().min(self.limits.prefill_chunk_shared);
         self.pace.per_frame().min(shared.saturating_sub(in_flight))
