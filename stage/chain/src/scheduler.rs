@@ -27,6 +27,12 @@ struct InFlight {
     decode_rows: usize,
 }
 
+impl InFlight {
+    fn has_rows(&self) -> bool {
+        self.prefill_rows + self.decode_rows > 0
+    }
+}
+
 /// See the module.
 pub struct Scheduler {
     limits: Limits,
@@ -262,7 +268,9 @@ impl Scheduler {
 
     /// The next frame, if one can be sent now. Call it until it gives none.
     pub fn next_frame(&mut self, events: &mut Vec<Event>) -> Option<Frame> {
-        if !self.up || self.in_flight.len() >= self.limits.max_in_flight {
+        // One without rows, as the end of a session is, keeps no stage busy and holds up no rows.
+        let with_rows = self.in_flight.iter().filter(|f| f.has_rows()).count();
+        if !self.up || with_rows >= self.limits.max_in_flight || self.in_flight.len() > self.limits.max_in_flight {
             return None;
         }
         while self.probe.is_none() && !self.free.is_empty() {
@@ -347,7 +355,11 @@ impl Scheduler {
         let in_flight: usize = self.in_flight.iter().map(|f| f.prefill_rows).sum();
         if !self.sessions.values().any(Session::is_decoding) {
             let left: usize = self.prefills.iter().filter_map(|id| self.sessions.get(id)).map(Session::remaining).sum();
-            return self.limits.prefill_chunk.min(self.pace.alone(in_flight + left));
+            // A frame that has to wait for another to come back would make the prompt late.
+            let answers = self.in_flight.iter().filter(|f| f.decode_rows > 0).count();
+            let without = self.in_flight.iter().filter(|f| !f.has_rows()).count();
+            let frames = self.limits.max_in_flight.saturating_sub(answers + without.saturating_sub(1));
+            return self.limits.prefill_chunk.min(self.pace.alone(in_flight + left, frames));
         }
         let shared = self.pace.in_flight().min(self.limits.prefill_chunk_shared);
         self.pace.per_frame().min(shared.saturating_sub(in_flight))

@@ -56,11 +56,12 @@ impl Pace {
 
     /// Rows of each of the frames in which `rows` prompt rows pass the stages soonest, while no answer is running. Of `k` frames
     /// over `n` stages the last is through after `n + k - 1` steps of `fixed + row · rows / k` each, which is least at
-    /// `k = √((n - 1) · rows / (fixed / row))`. All in one frame where nothing is known.
-    pub(super) fn alone(&self, rows: usize) -> usize {
+    /// `k = √((n - 1) · rows / (fixed / row))`. At most `most` frames are worth it; all
+    /// goes in one where nothing is known.
+    pub(super) fn alone(&self, rows: usize, most: usize) -> usize {
         let others = (self.frames - 1) as f64;
         let Some(fixed_per_row) = self.pure.fixed_per_row.filter(|_| others > 0.0 && rows > 1) else { return rows };
-        let frames = (others * rows as f64 / fixed_per_row).sqrt().round().clamp(1.0, self.frames as f64);
+        let frames = (others * rows as f64 / fixed_per_row).sqrt().round().clamp(1.0, most.max(1) as f64);
         rows.div_ceil(frames as usize)
     }
 
@@ -156,7 +157,7 @@ mod tests {
     fn a_short_prompt_goes_in_as_many_frames_as_pay() {
         let told = |base: u32, row: u32| {
             let mut pace = Pace::new(512, 3);
-            assert_eq!(pace.alone(10), 10, "nothing is known");
+            assert_eq!(pace.alone(10, 3), 10, "nothing is known");
             for rows in [1, 1, 1, 100, 1, 1] {
                 let cost = StageStats { compute_us: base + row * rows, ..StageStats::default() };
                 let (prompt, answers) = if rows > 1 { (rows as usize, 0) } else { (0, 1) };
@@ -165,12 +166,13 @@ mod tests {
             pace
         };
         let (cpu, gpu) = (told(0, 7_000), told(20_000, 200));
-        let short = [cpu.alone(10), cpu.alone(2), cpu.alone(1), cpu.alone(0)];
+        let short = [cpu.alone(10, 3), cpu.alone(2, 3), cpu.alone(1, 3), cpu.alone(0, 3)];
         assert_eq!((short, cpu.pure.fixed_per_row), ([4, 1, 1, 0], Some(0.0)), "each stage has a part");
+        assert_eq!((cpu.alone(10, 2), cpu.alone(10, 0)), (5, 10), "as many as can be under way");
         // √(2 · rows ÷ 100) frames: 0.4, 1.4, 3.2.
-        assert_eq!((gpu.alone(10), gpu.alone(100), gpu.alone(500)), (10, 100, 167));
-        assert_eq!(told(20_000, 0).alone(500), 500, "rows cost nothing");
-        assert_eq!(Pace::new(512, 1).alone(10), 10);
+        assert_eq!((gpu.alone(10, 3), gpu.alone(100, 3), gpu.alone(500, 3)), (10, 100, 167));
+        assert_eq!(told(20_000, 0).alone(500, 3), 500, "rows cost nothing");
+        assert_eq!(Pace::new(512, 1).alone(10, 3), 10);
     }
 
     #[test]
